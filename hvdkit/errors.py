@@ -1,0 +1,34 @@
+"""The errors that hvdkit raises on purpose, in one small tree."""
+
+__all__ = [
+    "BuildError",
+    "CheckpointError",
+    "EnvironmentMismatchError",
+    "HvdkitError",
+    "RankDisagreementError",
+    "ReplicaMismatchError",
+]
+
+
+class HvdkitError(RuntimeError):
+    """Base of every error that hvdkit raises on purpose; the message says what to do."""
+
+
+class BuildError(HvdkitError):
+    """Horovod could not be planned, built or installed."""
+
+
+class CheckpointError(HvdkitError):
+    """A checkpoint could not be written, or no usable one could be read."""
+
+
+class EnvironmentMismatchError(HvdkitError):
+    """The launcher's environment variables are missing or contradict each other."""
+
+
+class RankDisagreementError(HvdkitError, ValueError):
+    """Ranks passed arguments that must be equal and are not; raised on every rank."""
+
+
+class ReplicaMismatchError(HvdkitError):
+    """Replicas of a model hold different values; raised on every rank."""
