@@ -1,0 +1,1 @@
+"""Benchmark drivers; each writes raw samples and says what they were measured on."""

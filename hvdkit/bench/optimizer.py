@@ -1,0 +1,163 @@
+"""The step time of a distributed optimizer against its peers, in interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from hvdkit import __version__
+from hvdkit.bench.peers import CANDIDATES
+from hvdkit.bench.team import Team
+from hvdkit.bench.timing import summarize_round
+from hvdkit.bench.workloads import WORKLOADS
+from hvdkit.errors import HvdkitError
+from hvdkit.results.fingerprint import read_fingerprint
+from hvdkit.results.statistics import estimate_geometric_mean, estimate_ratio
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "Settings", "compare_candidates", "measure"]
+
+SCHEMA = "hvdkit.bench.optimizer"
+SCHEMA_VERSION = 1
+# Each candidate is compared with these, where they were measured too.
+REFERENCES = ("horovod", "ddp", "single")
+READY_S = 300
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+        models: names from ``WORKLOADS``.
+        candidates: names from ``CANDIDATES``.
+        rounds: how often each candidate gets its turn.
+        steps: timed steps a turn.
+        warmup_steps: steps of each candidate before the first round.
+        workers: processes a candidate.
+        threads: compute threads a process.
+    """
+
+    models: tuple[str, ...] = tuple(WORKLOADS)
+    candidates: tuple[str, ...] = CANDIDATES
+    rounds: int = 15
+    steps: int = 15
+    warmup_steps: int = 10
+    workers: int = 2
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist and counts below one."""
+        for kind, names, known in (
+            ("models", self.models, tuple(WORKLOADS)),
+            ("candidates", self.candidates, CANDIDATES),
+        ):
+            if not names or set(names) - set(known) or len(set(names)) < len(names):
+                raise HvdkitError(
+                    f"{kind} must be distinct names from {', '.join(known)}; "
+                    f"got {', '.join(names) or 'none'}"
+                )
+        for name in ("rounds", "steps", "warmup_steps", "workers", "threads"):
+            if getattr(self, name) < 1:
+                raise HvdkitError(f"{name} must be at least 1; got {getattr(self, name)}")
+
+
+def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str, Any]:
+    """Time every candidate on every model; return the result, ready for JSON.
+
+    Args:
+        settings: what to measure.
+        report: called with what goes on now and the number of turns done since the last call.
+
+    Raises:
+        HvdkitError: workers could not be launched, or broke off.
+    """
+    models = {name: _measure_model(name, settings, report) for name in settings.models}
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "hvdkit": __version__,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "settings": asdict(settings),
+        "machine": read_fingerprint(),
+        "models": models,
+        "comparisons": compare_candidates(models),
+    }
+
+
+def _measure_model(
+    name: str, settings: Settings, report: Callable[[str, int], None]
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        teams = []
+        for candidate in settings.candidates:
+            report(f"{name}: start {candidate}", 0)
+            team = Team(candidate, name, size=settings.workers, threads=settings.threads)
+            teams.append(stack.enter_context(team))
+            # One launch at a time: together they could exceed a small machine's memory and cores.
+            team.wait_until_ready(READY_S)
+            team.run_block(settings.warmup_steps)
+        step_s: dict[str, list[list[list[float]]]] = {team.candidate: [] for team in teams}
+        for turn in range(settings.rounds):
+            # A new first each round, so that none always follows the same neighbour.
+            shift = turn % len(teams)
+            for team in teams[shift:] + teams[:shift]:
+                step_s[team.candidate].append(team.run_block(settings.steps))
+                report(f"{name}: {team.candidate}", 1)
+        hello = teams[0].hello[0]
+        peak_rss_bytes = {team.candidate: team.finish() for team in teams}
+    return {
+        **{key: hello[key] for key in ("parameters", "tensors", "batch", "threads")},
+        "candidates": {
+            candidate: {
+                "median_step_s": median(summarize_round(ranks_s) for ranks_s in rounds),
+                "peak_rss_bytes": peak_rss_bytes[candidate],
+                "step_s": rounds,
+            }
+            for candidate, rounds in step_s.items()
+        },
+    }
+
+
+def compare_candidates(models: dict[str, Any]) -> list[dict[str, Any]]:
+    """Compare every candidate with every reference, a model at a time and over all models.
+
+    Args:
+        models: as in the result: ``candidates`` of each hold ``step_s`` as [round][rank][step].
+
+    Returns:
+        One record a pair: ``candidate``, ``reference``, ``models`` (name to interval) and
+        ``geometric_mean`` (interval); a ratio below 1 means that the candidate is faster.
+    """
+    medians = {
+        model: {
+            candidate: [summarize_round(ranks_s) for ranks_s in measured["step_s"]]
+            for candidate, measured in result["candidates"].items()
+        }
+        for model, result in models.items()
+    }
+    candidates = list(next(iter(medians.values())))
+    comparisons = []
+    for candidate in candidates:
+        for reference in REFERENCES:
+            if candidate == reference or reference not in candidates:
+                continue
+            ratios = {
+                model: [
+                    mine_s / other_s
+                    for mine_s, other_s in zip(rounds[candidate], rounds[reference], strict=True)
+                ]
+                for model, rounds in medians.items()
+            }
+            comparisons.append(
+                {
+                    "candidate": candidate,
+                    "reference": reference,
+                    "models": {name: asdict(estimate_ratio(r)) for name, r in ratios.items()},
+                    "geometric_mean": asdict(estimate_geometric_mean(ratios)),
+                }
+            )
+    return comparisons

@@ -1,0 +1,147 @@
+"""The workers of one candidate, under horovodrun, that run only when it is their turn.
+
+Every candidate has processes of its own, because threads of another one in the same process
+(Horovod's wakes a thousand times a second) would be timed with it. All stay alive for the
+whole measurement, so that rounds can alternate quickly; those not in turn are suspended.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any, cast
+
+from hvdkit.bench.peers import TIMEOUT_S
+from hvdkit.errors import HvdkitError
+
+__all__ = ["Team"]
+
+POLL_S = 0.2
+SHUTDOWN_S = 30
+
+
+class Team:
+    """``size`` workers that train ``model`` as ``candidate``; a context manager."""
+
+    def __init__(self, candidate: str, model: str, *, size: int, threads: int):
+        """Launch the workers; ``wait_until_ready`` says when they can run."""
+        self.candidate, self.model, self.size = candidate, model, size
+        self.hello: list[dict[str, Any]] = []
+        self._connections: list[Connection] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="hvdkit-bench-"))
+        self._listener = Listener(str(self._folder / "socket"), "AF_UNIX", backlog=size)
+        # accept() has no timeout of its own; a worker that dies early must not hang the driver.
+        cast(Any, self._listener)._listener._socket.settimeout(POLL_S)
+        self._log = self._folder / "log"
+        worker = [sys.executable, "-m", "hvdkit.bench.worker", "--candidate", candidate]
+        worker += ["--model", model, "--threads", str(threads), "--folder", str(self._folder)]
+        launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(size), "--gloo"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*launcher, *worker],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_make_environment(threads),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Team":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the workers, however far they got."""
+        self._signal(signal.SIGCONT)
+        for connection in self._connections:
+            connection.close()
+        self._listener.close()
+        try:
+            self._process.wait(SHUTDOWN_S if self.hello and exception[0] is None else POLL_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.terminate()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait_until_ready(self, deadline_s: float) -> None:
+        """Block until every worker has prepared its model, then suspend them.
+
+        Raises:
+            HvdkitError: the launch failed, or took longer than ``deadline_s`` seconds.
+        """
+        end_s = time.monotonic() + deadline_s
+        while len(self._connections) < self.size:
+            try:
+                self._connections.append(cast(Connection, self._listener.accept()))
+            except TimeoutError:
+                if self._process.poll() is not None:
+                    raise self._explain("ended before it was ready") from None
+                if time.monotonic() > end_s:
+                    raise self._explain(f"was not ready after {deadline_s:.0f} s") from None
+        hellos = self._receive()
+        order = sorted(range(self.size), key=lambda index: hellos[index]["rank"])
+        self.hello = [hellos[index] for index in order]
+        self._connections = [self._connections[index] for index in order]
+        self._signal(signal.SIGSTOP)
+
+    def run_block(self, steps: int) -> list[list[float]]:
+        """Let the workers train ``steps`` timed steps; return seconds as [rank][step]."""
+        self._signal(signal.SIGCONT)
+        durations_s = self._ask(steps)
+        self._signal(signal.SIGSTOP)
+        return durations_s
+
+    def finish(self) -> list[int]:
+        """Return each worker's peak resident size in bytes, and let the workers end."""
+        self._signal(signal.SIGCONT)
+        return self._ask(0)
+
+    def _ask(self, steps: int) -> list[Any]:
+        try:
+            for connection in self._connections:
+                connection.send(steps)
+        except OSError:
+            raise self._explain("broke off") from None
+        return self._receive()
+
+    def _receive(self) -> list[Any]:
+        """Return one answer of each worker, in the order of the connections."""
+        answers: dict[Connection, Any] = {}
+        while len(answers) < self.size:
+            pending = [one for one in self._connections if one not in answers]
+            for connection in cast("list[Connection]", wait(pending)):
+                try:
+                    answers[connection] = connection.recv()
+                except (EOFError, OSError):
+                    raise self._explain("broke off") from None
+        return [answers[connection] for connection in self._connections]
+
+    def _signal(self, number: int) -> None:
+        for hello in self.hello:
+            try:
+                os.kill(hello["pid"], number)
+            except ProcessLookupError:
+                continue
+
+    def _explain(self, what: str) -> HvdkitError:
+        log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        tail = "\n".join(log[-30:])
+        return HvdkitError(
+            f"{self.candidate!r} on {self.model!r} {what}; its last lines were:\n{tail}"
+        )
+
+
+def _make_environment(threads: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
+    environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(TIMEOUT_S)
+    # A source checkout that is not installed must still be found by the workers.
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment

@@ -1,0 +1,148 @@
+"""``hvdkit bench``: benchmarks, and how their results are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["bench"]
+
+
+@click.group()
+def bench() -> None:
+    """Measure training speed against other ways of doing the same."""
+
+
+def _split(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in value.split(","))))
+
+
+@bench.command()
+@click.option(
+    "--models",
+    default="mlp,many-small,cnn",
+    show_default=True,
+    callback=_split,
+    help="Models to train, separated by commas.",
+)
+@click.option(
+    "--candidates",
+    default="hvdkit,horovod,ddp,single",
+    show_default=True,
+    callback=_split,
+    help="What to compare; 'single' does not communicate and so is the limit.",
+)
+@click.option("--rounds", default=15, show_default=True, help="Turns of each candidate.")
+@click.option("--steps", default=15, show_default=True, help="Timed steps a turn.")
+@click.option("-np", "--workers", default=2, show_default=True, help="Processes a candidate.")
+@click.option("--threads", default=1, show_default=True, help="Compute threads a process.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write every sample and the comparisons to this JSON file.",
+)
+def optimizer(
+    models: tuple[str, ...],
+    candidates: tuple[str, ...],
+    rounds: int,
+    steps: int,
+    workers: int,
+    threads: int,
+    output: Path | None,
+) -> None:
+    """Time a training step of hvdkit's optimizer, stock Horovod's and DistributedDataParallel's.
+
+    All candidates stay alive and take turns, so that a noisy machine is noisy for all of them.
+    A step lasts as long as its slowest rank. For a quick look: --rounds 3 --steps 5 --models mlp.
+    """
+    from rich.console import Console
+
+    from hvdkit.bench.optimizer import Settings, measure
+    from hvdkit.errors import HvdkitError
+
+    console = Console()
+    try:
+        settings = Settings(
+            models=models,
+            candidates=candidates,
+            rounds=rounds,
+            steps=steps,
+            workers=workers,
+            threads=threads,
+        )
+        turns = len(models) * rounds * len(candidates)
+        result = _run_with_progress(lambda report: measure(settings, report), turns)
+    except HvdkitError as error:
+        raise click.ClickException(str(error)) from None
+    if output is not None:
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(_tabulate_steps(result))
+    if result["comparisons"]:
+        console.print(_tabulate_ratios(result))
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    console.print(
+        f"{workers} workers, {threads} thread(s) each, {rounds} rounds of {steps} steps; "
+        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}; {versions}"
+    )
+    if output is not None:
+        console.print(f"Written to {output}", soft_wrap=True)
+
+
+def _run_with_progress(
+    action: Callable[[Callable[[str, int], None]], dict[str, Any]], turns: int
+) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=turns)
+        return action(lambda text, done: progress.update(task, description=text, advance=done))
+
+
+def _tabulate_steps(result: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="Median step, and peak resident memory of the largest worker")
+    for heading in ("model", "parameters", "tensors", "candidate"):
+        table.add_column(heading)
+    table.add_column("step", justify="right")
+    table.add_column("memory", justify="right")
+    for name, model in result["models"].items():
+        shape = (name, f"{model['parameters']:,}", str(model["tensors"]))
+        for candidate, measured in model["candidates"].items():
+            step = f"{1e3 * measured['median_step_s']:.1f} ms"
+            memory = f"{max(measured['peak_rss_bytes']) / 2**20:.0f} MiB"
+            table.add_row(*shape, candidate, step, memory)
+            shape = ("", "", "")
+        table.add_section()
+    return table
+
+
+def _tabulate_ratios(result: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    def show(interval: dict[str, float]) -> str:
+        return f"{interval['estimate']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
+
+    table = Table(title="Step time as a ratio (below 1: faster), with 95 % bootstrap intervals")
+    for heading in ("candidate", "of", *result["models"], "geometric mean"):
+        table.add_column(heading)
+    for pair in result["comparisons"]:
+        cells = [show(pair["models"][name]) for name in result["models"]]
+        row = (pair["candidate"], pair["reference"], *cells, show(pair["geometric_mean"]))
+        table.add_row(*row)
+    return table
