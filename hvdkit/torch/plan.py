@@ -1,0 +1,189 @@
+"""How gradients are reduced (the options) and in which buckets (the plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from horovod.torch.compression import Compressor
+from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, Sum
+
+from hvdkit.buckets import plan_buckets, split_evenly
+from hvdkit.torch.agreement import demand_same_items
+from hvdkit.torch.bucket import GradientBucket, Round, Slot
+from hvdkit.torch.collectives import allgather_object
+from hvdkit.torch.sparse import SparseGradient
+
+__all__ = ["ReductionOptions", "make_plan"]
+
+_UNUSED, _DENSE, _SPARSE = 0, 1, 2
+
+
+@dataclass
+class ReductionOptions:
+    """What ``DistributedOptimizer`` was asked for; equal on all ranks."""
+
+    op: Any
+    process_set: ProcessSet
+    compression: type[Compressor]
+    backward_passes_per_step: int
+    gradient_predivide_factor: float
+    average_aggregated_gradients: bool
+    groups: int | Sequence[Sequence[torch.Tensor]] | None
+    bucket_bytes: int
+    sparse_as_dense: bool
+    sparse_only: bool  # the optimizer takes sparse gradients alone
+
+    def validate(self) -> None:
+        """Raise ValueError or TypeError for an option that is out of range."""
+        if self.op not in (Average, Sum, Adasum):
+            raise ValueError("op must be Average, Sum or Adasum; others make no gradient")
+        if self.backward_passes_per_step < 1:
+            raise ValueError(
+                f"backward_passes_per_step must be at least 1, not {self.backward_passes_per_step}"
+            )
+        if not self.gradient_predivide_factor > 0:
+            raise ValueError("gradient_predivide_factor must be positive")
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor goes with op=Average only")
+        if self.bucket_bytes < 1:
+            raise ValueError("bucket_size_mb must be positive")
+        if not hasattr(self.compression, "compress"):
+            raise TypeError("compression must be hvd.Compression.none, fp16, bf16 or a class alike")
+        if isinstance(self.groups, int) and self.groups < 1:
+            raise ValueError(f"groups must be at least 1, not {self.groups}")
+        if self.groups is not None and not isinstance(self.groups, int):
+            members = [param for group in self.groups for param in group]
+            if not all(isinstance(param, torch.Tensor) for param in members):
+                raise TypeError("groups must be a number or a list of lists of parameters")
+            if len({id(param) for param in members}) < len(members):
+                raise ValueError("a parameter may be in one of the groups only")
+
+    def describe(self) -> list[tuple[str, Any]]:
+        """What must be equal on all ranks, as plain values."""
+        return [
+            ("op", int(self.op)),
+            ("compression", self.compression.__name__),
+            ("backward_passes_per_step", self.backward_passes_per_step),
+            ("gradient_predivide_factor", self.gradient_predivide_factor),
+            ("average_aggregated_gradients", self.average_aggregated_gradients),
+            ("groups", self.groups if isinstance(self.groups, int) else len(self.groups or ())),
+            ("bucket_size_mb", self.bucket_bytes / (1 << 20)),
+            ("sparse_as_dense", self.sparse_as_dense),
+        ]
+
+    @property
+    def reopens(self) -> bool:
+        """Whether a reduced gradient must be rescaled before a further pass adds to it."""
+        return self.op == Sum or self.average_aggregated_gradients
+
+    def round(self, *, ranks: int, active: bool, passes: int, reduced_passes: int) -> Round:
+        """Work out what a reduction after ``passes`` backward passes multiplies by."""
+        now = Round(mean=self.op == Average, active=active, ranks=ranks)
+        if not now.mean:
+            now.reopen = 1.0 / ranks
+        elif self.gradient_predivide_factor == 1.0:
+            # Divided before the sum: nothing overflows that the mean itself does not.
+            now.scale = 1.0 / ranks
+        else:
+            now.scale = 1.0 / self.gradient_predivide_factor
+            now.postscale = self.gradient_predivide_factor / ranks
+        if self.average_aggregated_gradients:
+            now.scale /= passes
+            now.reopen *= reduced_passes
+        return now
+
+
+def make_plan(
+    slots: list[Slot], ready_order: list[int], options: ReductionOptions, name: str
+) -> tuple[list[GradientBucket], list[SparseGradient]]:
+    """Put parameters into buckets, in the order in which rank 0 saw their gradients.
+
+    Collective: every rank of the process set must call.
+
+    Args:
+        slots: The parameters, in the same order on every rank.
+        ready_order: Indices into ``slots`` as gradients became ready on this rank.
+        options: Equal on all ranks.
+        name: Prefix of the buckets' names.
+
+    Raises:
+        RankDisagreementError: Names, shapes, strides or dtypes differ.
+    """
+    process_set = options.process_set
+    layouts = [(f"parameter {position}", slot.layout()) for position, slot in enumerate(slots)]
+    demand_same_items(
+        [("number of trainable parameters", len(slots)), *layouts],
+        name=f"{name}.layout",
+        process_set=process_set,
+    )
+    seen = allgather_object(
+        (ready_order, [_describe(slot, options) for slot in slots]),
+        name=f"{name}.seen",
+        process_set=process_set,
+    )
+    order = _complete(next((order for order, _ in seen if order), []), len(slots))
+    dense: list[Slot] = []
+    sparse: list[SparseGradient] = []
+    for index in order:
+        slot = slots[index]
+        kinds = [kind for _, kinds_of_rank in seen if (kind := kinds_of_rank[index])]
+        if (kinds or options.sparse_only) and all(kind >= _SPARSE for kind in kinds):
+            slot.sparse_dim = kinds[0] - _SPARSE if kinds else 1
+            sparse.append(SparseGradient(slot, f"{name}.sparse.{index}", process_set))
+        else:
+            dense.append(slot)
+    buckets = [
+        GradientBucket(members, f"{name}.bucket.{number}", process_set, options.compression)
+        for number, members in enumerate(_group(dense, options))
+    ]
+    return buckets, sparse
+
+
+def _describe(slot: Slot, options: ReductionOptions) -> int:
+    grad = slot.param.grad
+    if grad is None:
+        return _UNUSED
+    if grad.layout != torch.sparse_coo or options.sparse_as_dense:
+        return _DENSE
+    return _SPARSE + grad.sparse_dim()
+
+
+def _complete(order: list[int], count: int) -> list[int]:
+    """Append what was not seen, last parameter first, as a backward pass would come to it."""
+    seen = set(order)
+    return order + [index for index in reversed(range(count)) if index not in seen]
+
+
+def _group(slots: list[Slot], options: ReductionOptions) -> list[list[Slot]]:
+    keys = [(slot.param.dtype, slot.param.device) for slot in slots]
+    sizes = [slot.param.numel() * slot.param.element_size() for slot in slots]
+    if options.groups is None:
+        planned = plan_buckets(sizes, keys, bucket_bytes=options.bucket_bytes)
+    elif isinstance(options.groups, int):
+        planned = [
+            part
+            for run in split_evenly(len(slots), options.groups)
+            for part in _by_key(run, keys)
+        ]
+    else:
+        position = {id(slot.param): index for index, slot in enumerate(slots)}
+        planned = []
+        for group in options.groups:
+            run = [position.pop(id(param)) for param in group if id(param) in position]
+            planned += _by_key(run, keys)
+        rest = sorted(position.values())
+        for part in plan_buckets(
+            [sizes[i] for i in rest], [keys[i] for i in rest], bucket_bytes=options.bucket_bytes
+        ):
+            planned.append([rest[i] for i in part])
+    return [[slots[index] for index in part] for part in planned]
+
+
+def _by_key(run: list[int], keys: list[Any]) -> list[list[int]]:
+    parts: dict[Any, list[int]] = {}
+    for index in run:
+        parts.setdefault(keys[index], []).append(index)
+    return list(parts.values())

@@ -1,0 +1,303 @@
+"""The reducer: follows gradients through the backward pass and reduces them bucket by bucket.
+
+Words used here: a *pass* is one backward pass. A *window* is the passes from one optimizer
+step to the next. A *round* is one reduction of all gradients; it happens when the window has
+its ``backward_passes_per_step`` passes, again at the end of every further pass, and at
+``step()`` if gradients are still unreduced. A further round is harmless: the mean of a value
+that all ranks share is that value.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from horovod.torch import mpi_ops
+from torch.autograd.function import BackwardCFunction
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hvdkit.errors import HvdkitError
+from hvdkit.torch.bucket import GradientBucket, Round, Slot
+from hvdkit.torch.plan import ReductionOptions, make_plan
+from hvdkit.torch.sparse import SparseGradient
+
+__all__ = ["GradientReducer"]
+
+# A parameter is reduced by the optimizer that was wrapped last; two would divide it twice.
+_owners: Any = WeakTensorKeyDictionary()
+
+
+class GradientReducer:
+    """Reduces the gradients of one optimizer's parameters over a process set.
+
+    Args:
+        options: How to reduce.
+        name: Prefix of all operation names; the same on every rank, unlike any other reducer's.
+        alone: Whether there is nobody to reduce with, now and later.
+    """
+
+    def __init__(self, options: ReductionOptions, name: str, alone: bool) -> None:
+        self.options = options
+        self.name = name
+        self.alone = alone
+        self._slots: dict[int, Slot] = {}
+        self._hooks: dict[int, list[Any]] = {}
+        self._released: set[int] = set()
+        self._enabled = True  # False inside no_sync()
+        self._active = True
+        self._active_ranks: int | None = None
+        self._window = 0
+        self._round = 0
+        self._plans = 0
+        self._start_window()
+        self._forget_plan()
+
+    # -- parameters ------------------------------------------------------------------------
+
+    def knows(self, param: torch.nn.Parameter) -> bool:
+        """Whether ``param`` is followed, or was until another optimizer took it over."""
+        return id(param) in self._slots or id(param) in self._released
+
+    def adopt(self, name: str, param: torch.nn.Parameter) -> None:
+        """Follow a trainable parameter that is not known yet."""
+        slot = self._slots[id(param)] = Slot(param, name)
+        self._unplanned.append(slot)
+        self._dirty = self._dirty or param.grad is not None
+        self._attach(slot)
+
+    def _attach(self, slot: Slot) -> None:
+        owner = _owners.get(slot.param)
+        previous = owner() if owner is not None else None
+        if previous is not None:
+            previous._release(slot.param)
+        myself = weakref.ref(self)
+        _owners[slot.param] = myself
+
+        # The hooks must not keep the reducer alive: an optimizer that is dropped stops
+        # reducing at once, and so on every rank alike.
+        def after(param: torch.Tensor) -> None:
+            reducer = myself()
+            if reducer is not None:
+                reducer._on_gradient(slot)
+
+        def before(grad: torch.Tensor) -> None:
+            reducer = myself()
+            if reducer is not None:
+                reducer._before_gradient(slot)
+
+        hooks = [slot.param.register_post_accumulate_grad_hook(after)]
+        if self.options.reopens:
+            hooks.append(slot.param.register_hook(before))
+        self._hooks[id(slot.param)] = hooks
+        for hook in hooks:
+            weakref.finalize(self, hook.remove)
+
+    def _release(self, param: torch.Tensor) -> None:
+        for hook in self._hooks.pop(id(param)):
+            hook.remove()
+        del self._slots[id(param)]
+        self._released.add(id(param))
+        self._forget_plan()
+
+    # -- the window ------------------------------------------------------------------------
+
+    def _start_window(self) -> None:
+        self._window += 1
+        self._passes_ended = 0
+        self._most_fired = 0
+        self._tasks: set[int] = set()  # the backward passes (graph tasks) under way
+        self._dirty = False  # a gradient was added to since the last round
+        self._reduced = False  # a round has taken place in this window
+        self._reduced_passes = 1
+        self._factors: Round | None = None
+
+    @torch.no_grad()
+    def end_window(self) -> None:
+        """Count passes anew, as after a step; gradients stay as they are."""
+        self._drain()  # of a backward pass that broke off: let the other ranks go on
+        self._round += 1
+        self._start_window()
+
+    def restart(self) -> None:
+        """Forget what is under way; what Horovod lost in a reset is not waited for."""
+        self._forget_plan()
+        self._round += 1
+        self._start_window()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let passes accumulate locally; the next pass outside reduces what they left."""
+        before, self._enabled = self._enabled, False
+        try:
+            yield
+        finally:
+            self._enabled = before
+
+    def set_participation(self, active: bool, active_ranks: int | None) -> None:
+        """Set whether this rank's gradients count, and how many ranks' do (None: all)."""
+        self._active, self._active_ranks = active, active_ranks
+        self._factors = None
+
+    @property
+    def passes(self) -> int:
+        """Passes made in this window, the one under way included; at least one."""
+        return max(self._passes_ended + bool(self._tasks), self._most_fired, 1)
+
+    def _now(self) -> Round:
+        if self._factors is None:
+            self._factors = self.options.round(
+                ranks=1 if self.alone else self._active_ranks or self._ranks,
+                active=self._active,
+                passes=self.passes,
+                reduced_passes=self._reduced_passes,
+            )
+        return self._factors
+
+    # -- what autograd calls ---------------------------------------------------------------
+
+    def _before_gradient(self, slot: Slot) -> None:
+        if slot.reduced:
+            slot.reduced = False
+            if slot.param.grad is not None:
+                slot.param.grad.mul_(self._now().reopen)
+
+    def _on_gradient(self, slot: Slot) -> None:
+        if slot.window != self._window:
+            slot.window, slot.fired = self._window, 0
+        slot.fired += 1
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            self._begin_backward(task)
+        if slot.fired > self._most_fired:
+            self._most_fired, self._factors = slot.fired, None
+        self._dirty = True
+        bucket = slot.bucket
+        if bucket is None:
+            self._ready_order.setdefault(id(slot.param), None)
+            return
+        if bucket.in_flight:
+            raise HvdkitError(
+                f"{slot.name!r} got a second gradient in one backward pass while the first was "
+                "being reduced; use torch.utils.checkpoint with use_reentrant=False"
+            )
+        if not self._enabled or slot.fired < self.options.backward_passes_per_step:
+            return
+        if slot.ready != self._round:
+            slot.ready = self._round
+            bucket.write(slot, self._now(), self._round)
+            bucket.pending -= 1
+            if bucket.pending == 0:
+                bucket.launch(self._now(), self._round)
+
+    def _begin_backward(self, task: int) -> None:
+        self._check_world()
+        self._tasks.add(task)
+        self._factors = None
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    @torch.no_grad()
+    def _on_backward_end(self) -> None:
+        if _inside_custom_backward():
+            # A nested pass (reentrant checkpointing) ended: more gradients will come, so only
+            # what is under way is brought to an end.
+            self._drain()
+            return
+        self._tasks.clear()
+        self._passes_ended += 1
+        self._factors = None
+        if self._enabled and self.passes >= self.options.backward_passes_per_step:
+            self._reduce()
+
+    # -- reducing --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Reduce whatever is not reduced yet, and drop the gradients of frozen parameters.
+
+        Collective: every rank must call, unless all have nothing left to reduce.
+        """
+        self._check_world()
+        if self._dirty or not self._reduced:
+            self._reduce()
+        for slot in self._slots.values():
+            if not slot.param.requires_grad:
+                slot.param.grad = None  # not even weight decay may touch it
+
+    def _reduce(self) -> None:
+        now = self._now()
+        if self.alone:
+            if self.options.average_aggregated_gradients:
+                self._average_locally(now)
+        else:
+            try:
+                if self._unplanned:
+                    self._plan()
+                for bucket in self._buckets:
+                    if not bucket.in_flight:
+                        bucket.launch(now, self._round)
+                for sparse in self._sparse:
+                    sparse.launch(now)
+                self._drain()
+            except BaseException:
+                self.restart()
+                raise
+        self._reduced, self._dirty = True, False
+        self._reduced_passes = self.passes
+        self._factors = None
+        self._round += 1
+
+    def _drain(self) -> None:
+        for reduction in (*self._buckets, *self._sparse):
+            if reduction.in_flight:
+                reduction.finish(self._now())
+
+    def _average_locally(self, now: Round) -> None:
+        for slot in self._slots.values():
+            if slot.param.grad is not None:
+                slot.param.grad.mul_(now.scale * now.reopen if slot.reduced else now.scale)
+                slot.reduced = True
+
+    # -- the plan --------------------------------------------------------------------------
+
+    def _forget_plan(self) -> None:
+        self._buckets: list[GradientBucket] = []
+        self._sparse: list[SparseGradient] = []
+        self._unplanned = list(self._slots.values())
+        self._ready_order: dict[int, None] = {}
+        for slot in self._unplanned:
+            slot.bucket = None
+        self._world = mpi_ops._handle_map
+        self._ranks = self.options.process_set.size() or 1
+
+    def _check_world(self) -> None:
+        # hvd.init() makes a new map: an elastic job has restarted, and ranks that joined
+        # know nothing of our plan.
+        if mpi_ops._handle_map is not self._world:
+            self.restart()
+
+    def _plan(self) -> None:
+        index = {id(slot.param): position for position, slot in enumerate(self._unplanned)}
+        buckets, sparse = make_plan(
+            self._unplanned,
+            [index[key] for key in self._ready_order if key in index],
+            self.options,
+            f"{self.name}.plan{self._plans}",
+        )
+        self._buckets += buckets
+        self._sparse += sparse
+        self._plans += 1
+        self._unplanned, self._ready_order = [], {}
+
+
+def _inside_custom_backward() -> bool:
+    """Whether a backward pass runs inside the backward of an autograd function."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False
