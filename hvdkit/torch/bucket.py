@@ -76,12 +76,11 @@ class Slot:
         self.written = -1  # the last round in which its gradient was written to the buffer
         self.reduced = False  # `param.grad` is a result that no pass has added to since
 
-    def layout(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str]:
-        """What must be equal on all ranks for flat buffers to match."""
-        if isinstance(self.param, torch.nn.parameter.UninitializedTensorMixin):
-            return self.name, (), (), "uninitialized"
+    def layout(self) -> str:
+        """What must be equal on all ranks for flat buffers to match, in words."""
         strides = torch.empty_like(self.param, device="meta").stride()
-        return self.name, tuple(self.param.shape), tuple(strides), str(self.param.dtype)
+        dtype = str(self.param.dtype).removeprefix("torch.")
+        return f"{dtype}{list(self.param.shape)} with strides {list(strides)}"
 
 
 class GradientBucket:

@@ -24,7 +24,7 @@ from horovod.torch.mpi_ops import (
 
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.adasum import combine_updates, demand_adasum
-from hvdkit.torch.agreement import demand_same_items
+from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.amp import reduce_before_unscaling
 from hvdkit.torch.clip import clip_gradients
 from hvdkit.torch.collectives import share_errors
@@ -306,12 +306,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's spelling
     else:
         with share_errors(f"{name}.arguments", process_set):
             options, named = build()
-        demand_same_items(
+        demand_equal_entries(
+            "The optimizer",
             [
-                ("optimizer class", f"{inner.__module__}.{inner.__qualname__}"),
+                ("class", f"{inner.__module__}.{inner.__qualname__}"),
                 *options.describe(),
-                ("clip_grad_norm", clip_grad_norm),
-                ("number of parameters", len(named)),
+                ("clip_grad_norm", str(clip_grad_norm)),
+                ("number of parameters", str(len(named))),
                 *describe_parameters(named),
             ],
             name=f"{name}.agreement",

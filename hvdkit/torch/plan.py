@@ -11,7 +11,7 @@ from horovod.torch.compression import Compressor
 from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, Sum
 
 from hvdkit.buckets import plan_buckets, split_evenly
-from hvdkit.torch.agreement import demand_same_items
+from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.bucket import GradientBucket, Round, Slot
 from hvdkit.torch.collectives import allgather_object
 from hvdkit.torch.sparse import SparseGradient
@@ -61,9 +61,9 @@ class ReductionOptions:
             if len({id(param) for param in members}) < len(members):
                 raise ValueError("a parameter may be in one of the groups only")
 
-    def describe(self) -> list[tuple[str, Any]]:
-        """What must be equal on all ranks, as plain values."""
-        return [
+    def describe(self) -> list[tuple[str, str]]:
+        """What must be equal on all ranks, as labels and texts."""
+        values = [
             ("op", int(self.op)),
             ("compression", self.compression.__name__),
             ("backward_passes_per_step", self.backward_passes_per_step),
@@ -73,6 +73,7 @@ class ReductionOptions:
             ("bucket_size_mb", self.bucket_bytes / (1 << 20)),
             ("sparse_as_dense", self.sparse_as_dense),
         ]
+        return [(label, str(value)) for label, value in values]
 
     @property
     def reopens(self) -> bool:
@@ -113,9 +114,9 @@ def make_plan(
         RankDisagreementError: Names, shapes, strides or dtypes differ.
     """
     process_set = options.process_set
-    layouts = [(f"parameter {position}", slot.layout()) for position, slot in enumerate(slots)]
-    demand_same_items(
-        [("number of trainable parameters", len(slots)), *layouts],
+    demand_equal_entries(
+        "The trainable parameters",
+        [(slot.name, slot.layout()) for slot in slots],
         name=f"{name}.layout",
         process_set=process_set,
     )
