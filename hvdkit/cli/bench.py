@@ -68,6 +68,8 @@ def optimizer(
     from hvdkit.errors import HvdkitError
 
     console = Console()
+    if output is not None and not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
     try:
         settings = Settings(
             models=models,
@@ -93,7 +95,7 @@ def optimizer(
         f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}; {versions}"
     )
     if output is not None:
-        console.print(f"Written to {output}", soft_wrap=True)
+        console.print(f"Written to {output}", soft_wrap=True, highlight=False)
 
 
 def _run_with_progress(

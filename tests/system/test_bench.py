@@ -1,0 +1,125 @@
+"""``hvdkit bench optimizer`` as a user runs it: real workers under horovodrun, few steps."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.distributed.conftest import horovod_present  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS, STEPS, WORKERS = 2, 3, 2
+# From the layers: 8 x (1024 x 1024 + 1024) and 1024 x 10 + 10; 100 x (64 x 64 + 64 + 2 x 64) and
+# 64 x 10 + 10; convolutions of 3 x 3 with biases and two vectors of batch norm each, and 256 x 10.
+CHANNELS = [3, 32, 64, 64, 128, 128, 256, 256]
+SHAPES = {
+    "mlp": (18, 8 * (1024 * 1024 + 1024) + 1024 * 10 + 10),
+    "many-small": (402, 100 * (64 * 64 + 3 * 64) + 64 * 10 + 10),
+    "cnn": (
+        30,
+        sum(9 * a * b + 3 * b for a, b in itertools.pairwise(CHANNELS)) + 2570,
+    ),
+}
+
+
+def run_hvdkit(*arguments, timeout_s=300, **variables):
+    """Run the command line from the source tree and return the finished process."""
+    code = "from hvdkit.cli.bench import bench; bench()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "160"} | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+@pytest.mark.parametrize("model", sorted(SHAPES))
+def test_every_model_is_measured_for_every_candidate(tmp_path, model):
+    path = tmp_path / "result.json"
+    numbers = ["--rounds", str(ROUNDS), "--steps", str(STEPS), "-np", str(WORKERS)]
+    arguments = ["optimizer", "--models", model, *numbers, "--output", str(path)]
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_hvdkit(*arguments, TMPDIR=folder)
+        assert not find_processes_naming(folder), "a worker outlived the benchmark"
+        assert not os.listdir(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert (result["schema"], result["schema_version"]) == ("hvdkit.bench.optimizer", 1)
+    assert list(result["models"]) == [model]
+    measured = result["models"][model]
+    assert (measured["tensors"], measured["parameters"]) == SHAPES[model]
+    assert measured["threads"] == 1
+    assert list(measured["candidates"]) == ["hvdkit", "horovod", "ddp", "single"]
+    for name, candidate in measured["candidates"].items():
+        assert [[len(rank) for rank in turn] for turn in candidate["step_s"]] == [
+            [STEPS] * WORKERS
+        ] * ROUNDS, name
+        slowest = [median(map(max, zip(*turn, strict=True))) for turn in candidate["step_s"]]
+        assert candidate["median_step_s"] == pytest.approx(median(slowest))
+        assert candidate["median_step_s"] > 0
+        # Weights and gradients, at least, have to be resident.
+        assert len(candidate["peak_rss_bytes"]) == WORKERS
+        assert min(candidate["peak_rss_bytes"]) > 2 * 4 * measured["parameters"]
+        assert name in done.stdout
+    pairs = {(pair["candidate"], pair["reference"]) for pair in result["comparisons"]}
+    assert {("hvdkit", "horovod"), ("hvdkit", "ddp"), ("hvdkit", "single")} <= pairs
+    for pair in result["comparisons"]:
+        interval = pair["geometric_mean"]
+        assert interval["low"] <= interval["estimate"] <= interval["high"]
+
+
+def test_workers_that_cannot_start_give_their_own_last_words(tmp_path):
+    # A torch that fails to import, found before the real one.
+    (tmp_path / "torch.py").write_text('raise ImportError("this torch is broken")\n')
+    code = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r};"
+    code += "from hvdkit.cli.bench import bench; bench()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "optimizer", "--models", "mlp", "--candidates", "single"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "'single' on 'mlp' ended before it was ready" in done.stderr
+    assert "this torch is broken" in done.stderr
+    assert "Traceback" not in done.stderr.split("its last lines were:")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "mlp,nope"], "models must be distinct names from mlp, many-small, cnn"),
+        (["--candidates", ""], "candidates must be distinct names"),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--output", "/nowhere/at/all.json"], "/nowhere/at"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(arguments, message):
+    done = run_hvdkit("optimizer", *arguments, timeout_s=30)
+    assert done.returncode in (1, 2)
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def find_processes_naming(text):
+    """Return the ids of the processes whose command line holds ``text``."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path("/proc", pid, "cmdline").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in line:
+            found.append(pid)
+    return found
