@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -22,8 +23,6 @@ __all__ = ["SCHEMA", "SCHEMA_VERSION", "Settings", "compare_candidates", "measur
 
 SCHEMA = "hvdkit.bench.optimizer"
 SCHEMA_VERSION = 1
-# Each candidate is compared with these, where they were measured too.
-REFERENCES = ("horovod", "ddp", "single")
 READY_S = 300
 
 
@@ -75,6 +74,7 @@ def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str,
     Raises:
         HvdkitError: workers could not be launched, or broke off.
     """
+    machine = read_fingerprint()
     models = {name: _measure_model(name, settings, report) for name in settings.models}
     return {
         "schema": SCHEMA,
@@ -82,7 +82,7 @@ def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str,
         "hvdkit": __version__,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "settings": asdict(settings),
-        "machine": read_fingerprint(),
+        "machine": machine,
         "models": models,
         "comparisons": compare_candidates(models),
     }
@@ -123,7 +123,7 @@ def _measure_model(
 
 
 def compare_candidates(models: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compare every candidate with every reference, a model at a time and over all models.
+    """Compare every candidate with those named after it, a model at a time and over all models.
 
     Args:
         models: as in the result: ``candidates`` of each hold ``step_s`` as [round][rank][step].
@@ -132,32 +132,25 @@ def compare_candidates(models: dict[str, Any]) -> list[dict[str, Any]]:
         One record a pair: ``candidate``, ``reference``, ``models`` (name to interval) and
         ``geometric_mean`` (interval); a ratio below 1 means that the candidate is faster.
     """
-    medians = {
+    rounds_s = {
         model: {
             candidate: [summarize_round(ranks_s) for ranks_s in measured["step_s"]]
             for candidate, measured in result["candidates"].items()
         }
         for model, result in models.items()
     }
-    candidates = list(next(iter(medians.values())))
     comparisons = []
-    for candidate in candidates:
-        for reference in REFERENCES:
-            if candidate == reference or reference not in candidates:
-                continue
-            ratios = {
-                model: [
-                    mine_s / other_s
-                    for mine_s, other_s in zip(rounds[candidate], rounds[reference], strict=True)
-                ]
-                for model, rounds in medians.items()
+    for candidate, reference in combinations(next(iter(rounds_s.values())), 2):
+        ratios = {
+            model: [a / b for a, b in zip(times[candidate], times[reference], strict=True)]
+            for model, times in rounds_s.items()
+        }
+        comparisons.append(
+            {
+                "candidate": candidate,
+                "reference": reference,
+                "models": {name: asdict(estimate_ratio(each)) for name, each in ratios.items()},
+                "geometric_mean": asdict(estimate_geometric_mean(ratios)),
             }
-            comparisons.append(
-                {
-                    "candidate": candidate,
-                    "reference": reference,
-                    "models": {name: asdict(estimate_ratio(r)) for name, r in ratios.items()},
-                    "geometric_mean": asdict(estimate_geometric_mean(ratios)),
-                }
-            )
+        )
     return comparisons

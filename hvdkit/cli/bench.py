@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+# Load a core from which on a warning is given.
+BUSY = 0.25
+
 
 @click.group()
 def bench() -> None:
@@ -37,7 +40,7 @@ def _split(_context: click.Context, _option: click.Parameter, value: str) -> tup
     default="hvdkit,horovod,ddp,single",
     show_default=True,
     callback=_split,
-    help="What to compare; 'single' does not communicate and so is the limit.",
+    help="Each is compared with those after it; 'single' never communicates: the limit.",
 )
 @click.option("--rounds", default=15, show_default=True, help="Turns of each candidate.")
 @click.option("--steps", default=15, show_default=True, help="Timed steps a turn.")
@@ -94,6 +97,11 @@ def optimizer(
         f"{workers} workers, {threads} thread(s) each, {rounds} rounds of {steps} steps; "
         f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}; {versions}"
     )
+    if machine["load"] > BUSY * machine["cores"]:
+        console.print(
+            f"Other programs were running when this began (load {machine['load']:.1f} on "
+            f"{machine['cores']} cores): expect wide intervals, or measure again when idle."
+        )
     if output is not None:
         console.print(f"Written to {output}", soft_wrap=True, highlight=False)
 

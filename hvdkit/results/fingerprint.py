@@ -14,12 +14,14 @@ def read_fingerprint() -> dict[str, object]:
     """Describe this machine without importing a framework.
 
     Returns:
-        ``processor``, ``cores`` (those this process may use), ``memory_bytes``, ``system``,
-        ``python`` and ``versions`` (installed distributions only).
+        ``processor``, ``cores`` (those this process may use), ``load`` (mean number of busy
+        processes in the last minute), ``memory_bytes``, ``system``, ``python`` and ``versions``
+        (installed distributions only).
     """
     return {
         "processor": _read_processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),

@@ -16,6 +16,7 @@ def test_it_names_this_machine_and_survives_json():
     assert fingerprint["python"] == platform.python_version()
     assert platform.machine() in fingerprint["system"]
     assert fingerprint["processor"]
+    assert fingerprint["load"] >= 0
     with open("/proc/meminfo", encoding="ascii") as lines:
         total_kib = int(next(line for line in lines if line.startswith("MemTotal")).split()[1])
     assert fingerprint["memory_bytes"] == total_kib * 1024
