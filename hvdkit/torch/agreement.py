@@ -58,8 +58,11 @@ def find_difference(
         None when the lists are equal.
     """
     problem = entries if isinstance(entries, HvdkitError) else None
-    digest = b"" if problem else hashlib.sha256(repr(list(entries)).encode()).digest()
-    reports = allgather_object((digest, problem and str(problem)), name=name, process_set=process_set)
+    listed = [] if isinstance(entries, HvdkitError) else list(entries)
+    digest = hashlib.sha256(repr(listed).encode()).digest()
+    reports = allgather_object(
+        (digest, None if problem is None else str(problem)), name=name, process_set=process_set
+    )
     if problem is not None:
         raise problem
     for rank, (_, text) in zip(process_set.ranks, reports, strict=True):
@@ -67,7 +70,7 @@ def find_difference(
             raise RankDisagreementError(f"rank {rank}: {text}")
     if all(report == reports[0] for report in reports):
         return None
-    lists = allgather_object(list(entries), name=f"{name}.entries", process_set=process_set)
+    lists = allgather_object(listed, name=f"{name}.entries", process_set=process_set)
     for index in range(max(map(len, lists))):
         holders: dict[tuple[str, str] | None, list[int]] = {}
         for rank, held in zip(process_set.ranks, lists, strict=True):

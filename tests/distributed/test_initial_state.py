@@ -1,0 +1,19 @@
+"""broadcast_initial_state and its Horovod-compatible parts; see worker_initial_state.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launch import check_names, launch
+
+WORKER = Path(__file__).with_name("worker_initial_state.py")
+
+
+@pytest.fixture(scope="module")
+def run():
+    return launch(WORKER, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+
+
+@pytest.mark.parametrize("check", check_names(WORKER))
+def test_check(run, check):
+    run.require(check)
