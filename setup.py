@@ -26,7 +26,7 @@ setup(
     extras_require={
         "torch": ["torch>=2.6", "numpy", *HOROVOD_RUNTIME],
         "tensorflow": ["tensorflow>=2.16", *HOROVOD_RUNTIME],
-        "examples": ["scikit-learn>=1.3"],
+        "examples": ["pillow>=10", "scikit-learn>=1.3"],
         "dev": ["hypothesis>=6.100", "mypy>=1.10", "pre-commit>=3.7", "pytest>=8", "ruff>=0.6"],
     },
     entry_points={"console_scripts": ["hvdkit = hvdkit.cli:main"]},

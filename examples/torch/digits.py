@@ -12,7 +12,7 @@ import time
 import click
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
