@@ -58,7 +58,7 @@ def check_more_workers_than_gpus_fail_on_all_of_them():
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         for kind in ("auto", "cuda"):
-            with pytest.raises(EnvironmentMismatchError, match="2 workers .* sees 1 GPUs"):
+            with pytest.raises(EnvironmentMismatchError, match=r"2 workers .* sees 1 GPUs"):
                 pick_device(kind)
 
 
