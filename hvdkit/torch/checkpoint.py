@@ -1,0 +1,176 @@
+"""Checkpoints of a PyTorch training run: saved on rank 0, restored everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from horovod.torch.mpi_ops import ProcessSet, global_process_set, rank
+
+from hvdkit import checkpoint
+from hvdkit.errors import CheckpointError
+from hvdkit.torch.collectives import broadcast_object, share_errors
+from hvdkit.torch.initial_state import broadcast_initial_state
+from hvdkit.torch.optimizer_state import list_parameters
+
+__all__ = ["CheckpointStore", "restore_or_broadcast"]
+
+
+class CheckpointStore(checkpoint.CheckpointStore):
+    """A directory of checkpoints that survives a crash while saving.
+
+    ::
+
+        store = hvd.CheckpointStore("checkpoints")
+        restored = hvd.restore_or_broadcast(store, model, optimizer)
+        first = restored["step"] if restored else 0
+        ...
+        store.save(step, model, optimizer, sampler=sampler.state_dict())
+
+    Args:
+        directory: Only rank 0 needs to see it, unless another rank restores.
+        keep: How many of the newest checkpoints to keep; None keeps all.
+    """
+
+    def save(
+        self,
+        step: int,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **extra: Any,
+    ) -> Path | None:
+        """Save on rank 0; every other rank returns at once.
+
+        Any rank may call it or not; it is no collective. Batch-norm statistics are rank 0's:
+        call ``average_buffers`` before to save those of all ranks.
+
+        Args:
+            step: Training steps done.
+            model: Saved as its ``state_dict``.
+            optimizer: Saved as its ``state_dict``, plain or distributed alike.
+            extra: Numbers, strings, tensors, and dicts, lists and tuples of them.
+
+        Returns:
+            The path of the payload on rank 0, None elsewhere.
+
+        Raises:
+            CheckpointError: On rank 0, if it cannot be written, or holds an object that could
+                not be loaded again without running code from the file.
+        """
+        if rank() != 0:
+            return None
+        state = {
+            "step": step,
+            "model": None if model is None else model.state_dict(),
+            "optimizer": None if optimizer is None else optimizer.state_dict(),
+            "extra": extra,
+        }
+
+        def write(file: BinaryIO) -> None:
+            torch.save(state, file)
+            file.flush()
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file.name)
+            if unsafe:
+                raise CheckpointError(
+                    f"the checkpoint of step {step} holds {', '.join(sorted(unsafe))}, which "
+                    "loading with weights_only=True refuses; save numbers, strings, tensors, "
+                    "dicts and lists"
+                )
+
+        return self.write(step, write)
+
+    def load(self, step: int | None = None, map_location: Any = "cpu") -> dict[str, Any] | None:
+        """Load the newest whole checkpoint, or that of a step, on the rank that calls.
+
+        Args:
+            step: None for the newest.
+            map_location: Where tensors go, as in ``torch.load``.
+
+        Returns:
+            ``{"step", "model", "optimizer", "extra"}``; None when the store is empty.
+
+        Raises:
+            CheckpointError: If there are checkpoints but none can be used, or none of ``step``.
+        """
+        found = self.latest() if step is None else self.find(step)
+        if found is None:
+            return None
+        return torch.load(found.path, map_location=map_location, weights_only=True)
+
+
+def restore_or_broadcast(
+    store: CheckpointStore,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> dict[str, Any] | None:
+    """Start every rank from the newest checkpoint, or from the root's initial state.
+
+    The root reads the store; model, optimizer and the rest then go to all ranks as
+    ``broadcast_initial_state`` sends them.
+
+    Collective: every rank of ``process_set`` must call.
+
+    Args:
+        store: Read on the root only.
+        model: Gets the saved state, or the root's.
+        optimizer: Likewise.
+        root_rank: The global rank that reads and sends.
+        process_set: The ranks to send to.
+
+    Returns:
+        What ``save`` was given as extra, and ``"step"``; None when the store is empty.
+
+    Raises:
+        CheckpointError: On the root, if no checkpoint can be used; the other ranks raise
+            RankDisagreementError at the same time, which quotes it.
+    """
+    extra: dict[str, Any] | None = None
+    with share_errors("restore_or_broadcast", process_set):
+        if rank() == root_rank:
+            extra = _restore(store, model, optimizer)
+    broadcast_initial_state(model, optimizer, root_rank, process_set)
+    return broadcast_object(
+        extra, root_rank, name="restore_or_broadcast.extra", process_set=process_set
+    )
+
+
+def _restore(
+    store: CheckpointStore, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, Any] | None:
+    saved = store.load()
+    if saved is None:
+        return None
+    for name, target in (("model", model), ("optimizer", optimizer)):
+        if target is None:
+            continue
+        if saved[name] is None:
+            raise CheckpointError(
+                f"the checkpoint of step {saved['step']} was saved without the {name}; pass "
+                f"{name}= to save"
+            )
+        try:
+            target.load_state_dict(saved[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {saved['step']} does not fit this {name}: {error}"
+            ) from error
+    if optimizer is not None:
+        _undo_casts(optimizer, saved["optimizer"]["state"])
+    return {**saved["extra"], "step": saved["step"]}
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[Any, Any]) -> None:
+    """Bring back each state's own dtype.
+
+    ``Optimizer.load_state_dict`` casts to that of the parameter, which loses the bits of
+    float32 state of a 16-bit parameter.
+    """
+    for index, parameter in enumerate(list_parameters(optimizer)):
+        for key, value in saved.get(index, {}).items():
+            if isinstance(value, torch.Tensor):
+                loaded = optimizer.state[parameter].get(key)
+                if isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+                    optimizer.state[parameter][key] = value.to(loaded.device)
