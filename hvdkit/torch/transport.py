@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from horovod.torch import mpi_lib_v2
-from horovod.torch.mpi_ops import ProcessSet, broadcast_, global_process_set
+from horovod.torch.mpi_ops import (
+    ProcessSet,
+    broadcast_,
+    cuda_built,
+    global_process_set,
+    rocm_built,
+)
 
 CHUNK_BYTES = 128 * 2**20
 
@@ -20,11 +25,10 @@ __all__ = ["broadcast_tensors", "drop_repeats", "pick_wire_device", "view_bytes"
 def pick_wire_device(device: torch.device) -> torch.device:
     """Return where a tensor must lie for Horovod to take it: its own device or the CPU.
 
-    A Horovod built without GPU support still serves a model on a GPU, by way of the CPU.
+    A Horovod built without GPU support accepts GPU tensors too, but starts to copy them to the
+    CPU and does not wait for the copy. Copying them here does.
     """
-    if device.type == "cuda" and hasattr(
-        mpi_lib_v2, "horovod_torch_broadcast_async_torch_cuda_ByteTensor"
-    ):
+    if device.type == "cuda" and (cuda_built() or rocm_built()):
         return device
     return torch.device("cpu")
 
