@@ -15,6 +15,7 @@ COMMANDS = {
     "install": ("hvdkit.cli.install:install", "Build Horovod for this environment, install it."),
     "doctor": ("hvdkit.cli.doctor:doctor", "Report what is installed and whether it fits."),
     "check": ("hvdkit.cli.check:check", "Check the collectives under horovodrun."),
+    "bench": ("hvdkit.cli.bench:bench", "Measure training speed against other ways."),
 }
 
 

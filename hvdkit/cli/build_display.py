@@ -23,12 +23,14 @@ def show_plan(plan: Plan, cached: Path | None) -> None:
         gpu = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
         gpu = f"ROCm {framework.rocm}" if framework.rocm else gpu
         table.add_row(framework.name, f"{framework.version} ({gpu})")
-    table.add_row("controllers", ", ".join(plan.controllers) + _parenthesis(plan.mpi and plan.mpi.version))
+    mpi = f" ({plan.mpi.version})" if plan.mpi else ""
+    table.add_row("controllers", ", ".join(plan.controllers) + mpi)
     nccl = f"NCCL {plan.nccl.version}" if plan.nccl else "NCCL"
     table.add_row("GPU reduction", nccl if plan.gpu else "none")
     tools = plan.toolchain
     table.add_row("compiler", _describe(tools.compiler))
-    table.add_row("make, CMake", f"{_describe(tools.make)}, {_describe(tools.cmake, 'through pip')}")
+    table.add_row("make", _describe(tools.make))
+    table.add_row("CMake", _describe(tools.cmake, "to be got through pip"))
     table.add_row("jobs", str(plan.jobs))
     table.add_row("edits", ", ".join(edit.name for edit in plan.edits))
     table.add_row("wheel", f"in the cache: {cached}" if cached else f"to be built, key {plan.key}")
@@ -87,7 +89,3 @@ class BuildDisplay:
 
 def _describe(tool: Tool | None, otherwise: str = "missing") -> str:
     return f"{Path(tool.path).name} {tool.version}".strip() if tool else otherwise
-
-
-def _parenthesis(text: str | None) -> str:
-    return f" ({text})" if text else ""

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hvdkit.errors import BuildError
 from hvdkit.install.build_log import Progress, find_failure, read_progress
 from hvdkit.install.edits import apply_edits
 from hvdkit.install.plan import Plan
+from hvdkit.install.process import end_process_group
 from hvdkit.install.sdist import HOROVOD_VERSION
 from hvdkit.install.tools import cmake_program, join_python_path
 
@@ -115,24 +114,6 @@ def build_wheel(
         hint = f"\nHint: {failure.hint}" if failure.hint else ""
         raise BuildError(f"Horovod did not build: {failure.error}{hint}\nLog: {log}")
     return wheels[0]
-
-
-def end_process_group(process: subprocess.Popen, grace_s: float = 5.0) -> None:
-    """End a child that leads its own session, and all that it started: TERM, then KILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline:
-            process.poll()  # reaps the leader; its group may live on
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.05)
-    process.wait()
 
 
 def _make_environment(plan: Plan, tools: Path, scratch: Path) -> Mapping[str, str]:

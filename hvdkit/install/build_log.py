@@ -26,7 +26,7 @@ _HINTS = (
      "The compiler ran out of memory: use fewer jobs, for example --jobs 1."),
     (r"No space left on device",
      "The disk is full: free some, or set TMPDIR to a folder on a larger disk."),
-    (r"Python\.h: No such file", "Install Python's headers, for example: apt-get install python3-dev"),
+    (r"Python\.h: No such file", "Install Python's headers: apt-get install python3-dev"),
     (r"mpi\.h: No such file|Could NOT find MPI",
      "Install MPI's headers (apt-get install libopenmpi-dev), or use --without-mpi."),
     (r"nccl\.h: No such file|Could NOT find NCCL",

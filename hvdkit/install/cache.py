@@ -24,7 +24,7 @@ def cache_root() -> Path:
 
 
 class WheelCache:
-    """Wheels under ``root/wheels/KEY/``, each beside a record of its digest and its key's material."""
+    """Wheels under ``root/wheels/KEY/``, each beside a record of its digest and its key."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

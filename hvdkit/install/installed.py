@@ -57,8 +57,9 @@ def find_horovod() -> InstalledHorovod | None:
         for name, stem in _LIBRARIES.items():
             if str(file).startswith(stem + ".") and file.suffix == ".so" and place.is_file():
                 libraries[name] = place
+    ordered = {name: libraries[name] for name in _LIBRARIES if name in libraries}
     return InstalledHorovod(
-        distribution.version, path, libraries, _read_record(path / BUILD_RECORD), tuple(lost)
+        distribution.version, path, ordered, _read_record(path / BUILD_RECORD), tuple(lost)
     )
 
 

@@ -70,7 +70,7 @@ def require_buildable(plan: Plan) -> None:
         return
     what = "; ".join(text for text, _ in plan.missing)
     packages = " ".join(package for _, package in plan.missing if package)
-    remedy = f" Install what is missing, for example: apt-get install {packages}" if packages else ""
+    remedy = f" Install it, for example: apt-get install {packages}" if packages else ""
     raise BuildError(f"Horovod cannot be built here without {what}.{remedy}")
 
 

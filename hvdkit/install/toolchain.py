@@ -103,7 +103,12 @@ def _ask_version(command: Sequence[str]) -> str:
 def _run(command: Sequence[str], timeout_s: float = 30) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

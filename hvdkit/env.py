@@ -1,0 +1,177 @@
+"""Where this process stands among the workers, as the launcher set it before Python started.
+
+For code that runs before Horovod is initialized, or without it: choosing a device, naming a
+log file, sharing out threads. A missing variable is an error and never taken for rank 0:
+two processes that both believe to be rank 0 overwrite each other's work.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdkit.errors import EnvironmentMismatchError
+
+__all__ = ["Place", "launcher", "local_rank", "local_size", "place", "rank", "size"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a process among all workers.
+
+    Attributes:
+        launcher: "horovodrun", "Open MPI", "MPICH" or "Slurm".
+        rank: Number among all workers, from 0.
+        size: Number of all workers.
+        local_rank: Number among the workers of this host, from 0.
+        local_size: Number of workers of this host.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+# Launcher -> the variables of rank, size, local rank and local size. The innermost launcher
+# comes first: horovodrun may start Open MPI's mpirun inside a Slurm allocation, and each sets
+# its own variables. The first variable is the one by which a launcher is recognized.
+_LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "horovodrun": (
+        ("HOROVOD_RANK",),
+        ("HOROVOD_SIZE",),
+        ("HOROVOD_LOCAL_RANK",),
+        ("HOROVOD_LOCAL_SIZE",),
+    ),
+    "Open MPI": (
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    "MPICH": (
+        ("PMI_RANK",),
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ),
+    "Slurm": (
+        ("SLURM_PROCID",),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+    ),
+}
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the launcher that started this process, or None if no variable of one is set.
+
+    Args:
+        environ: The variables; default those of this process.
+    """
+    environ = os.environ if environ is None else environ
+    for name, ((recognized, *_), *_) in _LAUNCHERS.items():
+        if recognized in environ:
+            return name
+    return None
+
+
+def place(environ: Mapping[str, str] | None = None) -> Place:
+    """Return this process's place among all workers.
+
+    Args:
+        environ: The variables; default those of this process.
+
+    Raises:
+        EnvironmentMismatchError: No launcher set its variables, one of them is missing or is not
+            a number, or they contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    name = launcher(environ)
+    if name is None:
+        known = ", ".join(variables[0][0] for variables in _LAUNCHERS.values())
+        raise EnvironmentMismatchError(
+            f"No launcher set the rank of this process (looked for {known}). Start it with "
+            "horovodrun, mpirun or srun, for example: horovodrun -np 2 python train.py"
+        )
+    ranks, sizes, local_ranks, local_sizes = _LAUNCHERS[name]
+    rank = _read(environ, name, ranks)
+    size = _read(environ, name, sizes)
+    local_rank = _read(environ, name, local_ranks)
+    if name == "Slurm":
+        local_size = _read_tasks_of_node(environ, local_sizes)
+    else:
+        local_size = _read(environ, name, local_sizes)
+    if not 0 <= rank < size:
+        raise EnvironmentMismatchError(
+            f"{ranks[0]}={rank} does not fit {size} workers ({' or '.join(sizes)}); expected 0 to "
+            f"{size - 1}. Were the variables set by hand, or left over from another launch?"
+        )
+    if not 0 <= local_rank < local_size or local_size > size:
+        raise EnvironmentMismatchError(
+            f"Local rank {local_rank} of {local_size} workers on this host does not fit {size} "
+            f"workers in all ({', '.join(local_ranks + local_sizes)}). Were the variables set by "
+            "hand, or left over from another launch?"
+        )
+    return Place(name, rank, size, local_rank, local_size)
+
+
+def rank(environ: Mapping[str, str] | None = None) -> int:
+    """Return this process's number among all workers; errors as :func:`place`."""
+    return place(environ).rank
+
+
+def size(environ: Mapping[str, str] | None = None) -> int:
+    """Return the number of all workers; errors as :func:`place`."""
+    return place(environ).size
+
+
+def local_rank(environ: Mapping[str, str] | None = None) -> int:
+    """Return this process's number among the workers of its host; errors as :func:`place`."""
+    return place(environ).local_rank
+
+
+def local_size(environ: Mapping[str, str] | None = None) -> int:
+    """Return the number of workers of this host; errors as :func:`place`."""
+    return place(environ).local_size
+
+
+def _read(environ: Mapping[str, str], name: str, variables: tuple[str, ...]) -> int:
+    variable, text = _find(environ, name, variables)
+    try:
+        return int(text)
+    except ValueError:
+        raise EnvironmentMismatchError(
+            f"{variable}={text!r} is not a number; {name} sets one for each worker."
+        ) from None
+
+
+def _find(environ: Mapping[str, str], name: str, variables: tuple[str, ...]) -> tuple[str, str]:
+    for variable in variables:
+        if variable in environ:
+            return variable, environ[variable]
+    raise EnvironmentMismatchError(
+        f"{' or '.join(variables)} is not set, though {name} set {_LAUNCHERS[name][0][0]}. "
+        "Were the variables set by hand, or lost by a wrapper script?"
+    )
+
+
+def _read_tasks_of_node(environ: Mapping[str, str], variables: tuple[str, ...]) -> int:
+    """Return the tasks of this node from Slurm's list for all nodes, such as "2(x3),1"."""
+    variable, text = _find(environ, "Slurm", variables)
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise EnvironmentMismatchError(
+                f'{variable}={text!r} is not a list of tasks a node, such as "2(x3),1".'
+            )
+        tasks += [int(match[1])] * int(match[2] or 1)
+    node = _read(environ, "Slurm", ("SLURM_NODEID",)) if len(tasks) > 1 else 0
+    if not 0 <= node < len(tasks):
+        raise EnvironmentMismatchError(
+            f"SLURM_NODEID={node} does not fit the {len(tasks)} nodes of {variable}={text}."
+        )
+    return tasks[node]

@@ -1,0 +1,129 @@
+"""A process's place among the workers, from the variables of each launcher."""
+
+import pytest
+
+from hvdkit import env
+from hvdkit.errors import EnvironmentMismatchError
+
+HOROVODRUN = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
+}
+LAUNCHERS = {
+    "horovodrun": HOROVODRUN,
+    "Open MPI": OPEN_MPI,
+    "MPICH": MPICH,
+    "Slurm": SLURM,
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_each_launcher(name):
+    variables = LAUNCHERS[name]
+    assert env.place(variables) == env.Place(name, 3, 4, 1, 2)
+    assert env.launcher(variables) == name
+    assert env.rank(variables) == 3
+    assert env.size(variables) == 4
+    assert env.local_rank(variables) == 1
+    assert env.local_size(variables) == 2
+
+
+def test_the_process_environment_is_the_default(monkeypatch):
+    for variables in LAUNCHERS.values():
+        for name in variables:
+            monkeypatch.delenv(name, raising=False)
+    assert env.launcher() is None
+    for name, value in HOROVODRUN.items():
+        monkeypatch.setenv(name, value)
+    assert env.rank() == 3
+
+
+def test_no_launcher_is_an_error_and_never_rank_0():
+    for ask in (env.place, env.rank, env.size, env.local_rank, env.local_size):
+        with pytest.raises(EnvironmentMismatchError, match=r"horovodrun -np 2"):
+            ask({"PATH": "/bin"})
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_lost_variable_is_named(name):
+    variables = LAUNCHERS[name]
+    first, *others = variables
+    for lost in others:
+        remaining = {key: value for key, value in variables.items() if key != lost}
+        with pytest.raises(EnvironmentMismatchError, match=lost):
+            env.place(remaining)
+
+
+def test_the_innermost_launcher_wins():
+    # horovodrun inside an allocation: Slurm says that the batch script is rank 0 of 1.
+    outer = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+    assert env.rank({**outer, **HOROVODRUN}) == 3
+    assert env.rank({**outer, **OPEN_MPI}) == 3
+
+
+@pytest.mark.parametrize("value", ["", "one", "1.0"])
+def test_what_is_not_a_number_is_named(value):
+    with pytest.raises(EnvironmentMismatchError, match="HOROVOD_RANK"):
+        env.rank({**HOROVODRUN, "HOROVOD_RANK": value})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"HOROVOD_RANK": "4"},
+        {"HOROVOD_RANK": "-1"},
+        {"HOROVOD_SIZE": "0"},
+        {"HOROVOD_LOCAL_RANK": "2"},
+        {"HOROVOD_LOCAL_SIZE": "5"},
+    ],
+)
+def test_contradictions_are_errors(changes):
+    with pytest.raises(EnvironmentMismatchError, match="left over from another launch"):
+        env.place({**HOROVODRUN, **changes})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "expected"),
+    [("4", "0", 4), ("2(x3),1", "2", 2), ("2(x3),1", "3", 1), ("1,3", "1", 3)],
+)
+def test_slurm_tasks_of_this_node(tasks, node, expected):
+    variables = {
+        **SLURM,
+        "SLURM_NTASKS": "8",
+        "SLURM_LOCALID": "0",
+        "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_NODEID": node,
+    }
+    assert env.local_size(variables) == expected
+
+
+def test_slurm_step_counts_before_the_job():
+    step = {**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "64"}
+    assert env.size(step) == 4
+
+
+@pytest.mark.parametrize("tasks", ["two", "2(y3)", ""])
+def test_slurm_list_that_is_none(tasks):
+    with pytest.raises(EnvironmentMismatchError, match="SLURM_TASKS_PER_NODE"):
+        env.place({**SLURM, "SLURM_TASKS_PER_NODE": tasks})
+
+
+def test_slurm_node_outside_the_list():
+    with pytest.raises(EnvironmentMismatchError, match="SLURM_NODEID=7"):
+        env.place({**SLURM, "SLURM_NODEID": "7"})
