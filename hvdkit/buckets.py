@@ -9,6 +9,7 @@ the first one is small so that communication starts early.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 __all__ = ["FIRST_BUCKET_BYTES", "plan_buckets", "split_evenly"]
@@ -66,4 +67,4 @@ def split_evenly(count: int, parts: int) -> list[list[int]]:
     bounds = [0]
     for part in range(parts):
         bounds.append(bounds[-1] + short + (part < longer))
-    return [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    return [list(range(a, b)) for a, b in itertools.pairwise(bounds) if b > a]

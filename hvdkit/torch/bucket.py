@@ -15,6 +15,7 @@ import torch
 from horovod.torch.compression import Compressor
 from horovod.torch.mpi_ops import ProcessSet
 
+from hvdkit.errors import HvdkitError
 from hvdkit.torch.wire import Wire, make_wire
 
 __all__ = ["GradientBucket", "Round", "Slot"]
@@ -35,6 +36,7 @@ class Round:
         postscale: The sum is multiplied by it.
         reopen: Turns a reduced gradient back into a local one: reducing it again with this
             factor in front gives the same value.
+        reopens: Whether ``reopen`` can differ from one in this optimizer's rounds.
         mean: Whether the result is a mean over ranks (``scale`` has the division in it).
         active: Whether this rank takes part; if not, it contributes zeros.
         ranks: How many ranks take part.
@@ -43,6 +45,7 @@ class Round:
     scale: float = 1.0
     postscale: float = 1.0
     reopen: float = 1.0
+    reopens: bool = False
     mean: bool = True
     active: bool = True
     ranks: int = 1
@@ -69,11 +72,11 @@ class Slot:
         self.name = name
         self.bucket: GradientBucket | None = None
         self.view: torch.Tensor | None = None
-        self.sparse_dim: int | None = None  # set when the gradient travels sparse
+        self.sparse_dim: int | None = None  # set when the gradient is sparse
         self.window = 0  # the accumulation window that `fired` counts in
         self.fired = 0  # backward passes of that window that reached the parameter
-        self.ready = -1  # the last round in which it counted as ready
-        self.written = -1  # the last round in which its gradient was written to the buffer
+        self.ready = -1  # the last launch of the bucket for which it counted as ready
+        self.written = -1  # the last launch for which its gradient was written ahead
         self.reduced = False  # `param.grad` is a result that no pass has added to since
 
     def layout(self) -> str:
@@ -81,6 +84,19 @@ class Slot:
         strides = torch.empty_like(self.param, device="meta").stride()
         dtype = str(self.param.dtype).removeprefix("torch.")
         return f"{dtype}{list(self.param.shape)} with strides {list(strides)}"
+
+
+@dataclass
+class _FlatBuffer:
+    buffer: torch.Tensor  # the gradients, each at an aligned offset, then the flags
+    flags: torch.Tensor  # one for each parameter: not zero if any rank had a gradient
+    wire: Wire
+
+    def factor(self, now: Round) -> float:
+        """What a local gradient is multiplied by on its way into the buffer."""
+        # A sum in a narrow format may overflow where the result in the parameter's format
+        # does not: average on the way, multiply afterwards.
+        return now.scale / now.ranks if self.wire.lossy and not now.mean else now.scale
 
 
 class GradientBucket:
@@ -104,21 +120,23 @@ class GradientBucket:
     ) -> None:
         self.slots = slots
         self.in_flight = False
+        self.done = False  # reduced in this backward pass, with no gradient since
         self.pending = 0
+        self._launches = 0
         self._name, self._process_set, self._compression = name, process_set, compression
-        self._buffer: torch.Tensor | None = None
-        self._flags: torch.Tensor | None = None
-        self._wire: Wire | None = None
+        self._flat: _FlatBuffer | None = None
         self._missing: list[int] = []
+        self._densified = [slot for slot in slots if slot.sparse_dim is not None]
         for slot in slots:
             slot.bucket, slot.view, slot.reduced = self, None, False
         self.expect()
 
     def expect(self) -> None:
-        """Count the gradients that must come before the bucket is full."""
-        self.pending = sum(slot.param.requires_grad for slot in self.slots)
+        """Count the gradients that must come in a backward pass before the bucket is full."""
+        self.done = False
+        self._expected = self.pending = sum(slot.param.requires_grad for slot in self.slots)
 
-    def _allocate(self) -> None:
+    def _allocate(self) -> _FlatBuffer:
         # At the first write and not at planning: while gradients of the first step wait to be
         # moved here, only one bucket at a time exists twice.
         first = self.slots[0].param
@@ -128,45 +146,48 @@ class GradientBucket:
             offsets.append(end)
             end += -(-slot.param.numel() // step) * step
         # The flags ride behind the gradients: was there one, on any rank?
-        self._buffer = torch.zeros(end + len(self.slots), dtype=first.dtype, device=first.device)
-        self._flags = self._buffer[end:]
+        buffer = torch.zeros(end + len(self.slots), dtype=first.dtype, device=first.device)
         for slot, offset in zip(self.slots, offsets, strict=True):
             strides = torch.empty_like(slot.param, device="meta").stride()
-            slot.view = self._buffer.as_strided(slot.param.shape, strides, offset)
-        flat = self._buffer
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).view(-1)
-        self._wire = make_wire(flat, self._name, self._process_set, self._compression)
+            slot.view = buffer.as_strided(slot.param.shape, strides, offset)
+        real = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
+        wire = make_wire(real, self._name, self._process_set, self._compression)
+        self._flat = _FlatBuffer(buffer, buffer[end:], wire)
+        return self._flat
 
-    def write(self, slot: Slot, now: Round, number: int) -> None:
-        """Write one large dense gradient into the buffer ahead of the launch."""
+    def add(self, slot: Slot, now: Round) -> None:
+        """Count a gradient that is ready; the one that fills the bucket launches it."""
+        self.done = False
+        if slot.ready == self._launches:
+            return
+        slot.ready = self._launches
         grad = slot.param.grad
         if (
-            slot.written == number
-            or not now.active
-            or grad is None
-            or grad.layout != torch.strided
-            or grad.numel() < _WRITE_AT_ONCE_NUMEL
+            grad is not None
+            and grad.numel() >= _WRITE_AT_ONCE_NUMEL
+            and grad.layout == torch.strided
+            and grad is not slot.view
+            and now.active
         ):
-            return
-        if self._buffer is None:
-            self._allocate()
-        torch.mul(grad, self._factor(now), out=slot.view)
-        slot.param.grad = slot.view
-        slot.written = number
+            _demand_plain(slot, grad)
+            flat = self._flat or self._allocate()
+            torch.mul(grad, flat.factor(now), out=slot.view)
+            slot.param.grad = slot.view
+            slot.written = self._launches
+        self.pending -= 1
+        if self.pending == 0:
+            self.launch(now)
 
-    def launch(self, now: Round, number: int) -> None:
+    def launch(self, now: Round) -> None:
         """Write what is not yet written and start the all-reduce."""
-        if self._buffer is None:
-            self._allocate()
-        assert self._buffer is not None and self._flags is not None and self._wire is not None
-        factor = self._factor(now)
+        flat = self._flat or self._allocate()
+        factor = flat.factor(now)
         views: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         moved: list[Slot] = []
         missing: list[int] = []
         for index, slot in enumerate(self.slots):
-            if slot.written == number:
+            if slot.written == self._launches:
                 continue
             param, view = slot.param, slot.view
             assert view is not None
@@ -179,7 +200,11 @@ class GradientBucket:
                     view.mul_(now.reopen)
                 view.mul_(factor)
             else:
+                _demand_plain(slot, grad)
                 if grad.layout != torch.strided:
+                    if slot.sparse_dim is None:  # its first gradient came after the plan
+                        slot.sparse_dim = grad.sparse_dim()
+                        self._densified.append(slot)
                     grad = grad.to_dense()
                 views.append(view)
                 sources.append(grad)
@@ -190,34 +215,41 @@ class GradientBucket:
                 torch._foreach_mul_(views, factor)
             for slot in moved:
                 slot.param.grad = slot.view
-        self._flags.fill_(1.0)
+        flat.flags.fill_(1.0)
         if missing:
-            self._flags[missing] = 0.0
+            flat.flags[missing] = 0.0
         self._missing = missing
         self.in_flight = True
-        self._wire.start(now.postscale)
+        self._launches += 1
+        flat.wire.start(now.postscale)
 
     def finish(self, now: Round) -> None:
         """Wait for the all-reduce; afterwards each ``param.grad`` is the reduced gradient."""
-        assert self._buffer is not None and self._flags is not None and self._wire is not None
-        self.in_flight = False
-        self._wire.finish()
-        if self._wire.lossy and not now.mean:
-            self._buffer.mul_(now.ranks)
+        assert self._flat is not None
+        self.in_flight, self.done = False, True
+        self._flat.wire.finish()
+        if self._flat.wire.lossy and not now.mean:
+            self._flat.buffer.mul_(now.ranks)
         if self._missing:
-            found = self._flags.real.tolist() if self._flags.is_complex() else self._flags.tolist()
+            found = self._flat.flags.tolist()
             for index in self._missing:
                 slot = self.slots[index]
                 used = found[index] != 0 and slot.param.requires_grad
                 slot.param.grad = slot.view if used else None
             self._missing = []
-        if now.reopen != 1.0:
+        if now.reopens:
             for slot in self.slots:
                 slot.reduced = True
-        self.expect()
+        for slot in self._densified:
+            if slot.param.grad is not None and slot.sparse_dim is not None:
+                slot.param.grad = slot.param.grad.to_sparse(slot.sparse_dim)
+        self.pending = self._expected
 
-    def _factor(self, now: Round) -> float:
-        # A sum in a narrow format may overflow where the result in the parameter's format
-        # does not: average on the way, multiply afterwards.
-        assert self._wire is not None
-        return now.scale / now.ranks if self._wire.lossy and not now.mean else now.scale
+
+def _demand_plain(slot: Slot, grad: torch.Tensor) -> None:
+    if grad.requires_grad:
+        raise HvdkitError(
+            f"the gradient of {slot.name!r} carries a graph (backward(create_graph=True)), which "
+            "a reduced gradient cannot; use torch.autograd.grad() for the inner derivative and "
+            "an ordinary backward() before the step"
+        )

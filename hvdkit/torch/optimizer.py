@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import itertools
 import os
@@ -125,11 +126,14 @@ class _Distributed:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy or pickle is the plain optimizer: wrapping is a collective, copying is not,
         # and the file opens where hvdkit is not installed.
-        plain = object.__new__(_inner_class(type(self)))
+        plain: Any = object.__new__(_inner_class(type(self)))
         plain.__dict__.update(self.__dict__)
         for key in (*_Distributed.__annotations__, "step"):
             plain.__dict__.pop(key, None)
-        return plain.__reduce_ex__(protocol)
+        make, arguments, *rest = plain.__reduce_ex__(protocol)
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+            make = object.__new__  # pickle takes the other for objects of the same class only
+        return (make, arguments, *rest)
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -186,8 +190,8 @@ def _make_step(inner: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     return step
 
 
-@functools.lru_cache(maxsize=None)
-def _distributed_class(inner: type[torch.optim.Optimizer]) -> type:
+@functools.cache
+def _distributed_class(inner: Any) -> type:
     return type(
         inner.__name__,
         (_Distributed, inner),
@@ -204,7 +208,7 @@ def is_distributed(optimizer: object) -> bool:
     return isinstance(optimizer, _Distributed)
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's spelling
+def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: type[Compressor] = Compression.none,
@@ -269,7 +273,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's spelling
     elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
     included = process_set.included()
     alone = not included or (process_set.size() == 1 and not elastic)
-    inner = type(optimizer)
+    inner: Any = type(optimizer)
     name = f"hvdkit.optimizer{next(_counter)}"
 
     def build() -> tuple[ReductionOptions, list[tuple[str, torch.nn.Parameter]]]:
@@ -342,7 +346,7 @@ def _follow_scheduler(optimizer: Any) -> None:
 
     @functools.wraps(step)
     def tracked(*args: Any, **kwargs: Any) -> Any:
-        owner = reference()
+        owner: Any = reference()
         owner._opt_called = True
         return step(owner, *args, **kwargs)
 

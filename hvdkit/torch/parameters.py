@@ -71,11 +71,7 @@ def describe_parameters(
     """Describe what must be equal on all ranks, as (label, text) in the optimizer's order."""
     described = []
     for position, (name, param) in enumerate(named_parameters):
-        shape = (
-            "of unknown shape"
-            if isinstance(param, torch.nn.parameter.UninitializedTensorMixin)
-            else str(list(param.shape))
-        )
+        shape = "of unknown shape" if torch.nn.parameter.is_lazy(param) else str(list(param.shape))
         state = "trainable" if param.requires_grad else "frozen"
         dtype = str(param.dtype).removeprefix("torch.")
         described.append((f"parameter {position}", f"{name} {shape} {dtype} {state}"))

@@ -82,7 +82,7 @@ class ReductionOptions:
 
     def round(self, *, ranks: int, active: bool, passes: int, reduced_passes: int) -> Round:
         """Work out what a reduction after ``passes`` backward passes multiplies by."""
-        now = Round(mean=self.op == Average, active=active, ranks=ranks)
+        now = Round(mean=self.op == Average, active=active, ranks=ranks, reopens=self.reopens)
         if not now.mean:
             now.reopen = 1.0 / ranks
         elif self.gradient_predivide_factor == 1.0:
@@ -121,7 +121,7 @@ def make_plan(
         process_set=process_set,
     )
     seen = allgather_object(
-        (ready_order, [_describe(slot, options) for slot in slots]),
+        (ready_order, [_describe(slot) for slot in slots]),
         name=f"{name}.seen",
         process_set=process_set,
     )
@@ -133,6 +133,7 @@ def make_plan(
         kinds = [kind for _, kinds_of_rank in seen if (kind := kinds_of_rank[index])]
         if (kinds or options.sparse_only) and all(kind >= _SPARSE for kind in kinds):
             slot.sparse_dim = kinds[0] - _SPARSE if kinds else 1
+        if slot.sparse_dim is not None and not options.sparse_as_dense:
             sparse.append(SparseGradient(slot, f"{name}.sparse.{index}", process_set))
         else:
             dense.append(slot)
@@ -143,13 +144,11 @@ def make_plan(
     return buckets, sparse
 
 
-def _describe(slot: Slot, options: ReductionOptions) -> int:
+def _describe(slot: Slot) -> int:
     grad = slot.param.grad
     if grad is None:
         return _UNUSED
-    if grad.layout != torch.sparse_coo or options.sparse_as_dense:
-        return _DENSE
-    return _SPARSE + grad.sparse_dim()
+    return _SPARSE + grad.sparse_dim() if grad.layout == torch.sparse_coo else _DENSE
 
 
 def _complete(order: list[int], count: int) -> list[int]:
@@ -165,9 +164,7 @@ def _group(slots: list[Slot], options: ReductionOptions) -> list[list[Slot]]:
         planned = plan_buckets(sizes, keys, bucket_bytes=options.bucket_bytes)
     elif isinstance(options.groups, int):
         planned = [
-            part
-            for run in split_evenly(len(slots), options.groups)
-            for part in _by_key(run, keys)
+            part for run in split_evenly(len(slots), options.groups) for part in _by_key(run, keys)
         ]
     else:
         position = {id(slot.param): index for index, slot in enumerate(slots)}

@@ -51,8 +51,8 @@ class GradientReducer:
         self._active = True
         self._active_ranks: int | None = None
         self._window = 0
-        self._round = 0
         self._plans = 0
+        self._dirty = False
         self._start_window()
         self._forget_plan()
 
@@ -119,13 +119,12 @@ class GradientReducer:
     def end_window(self) -> None:
         """Count passes anew, as after a step; gradients stay as they are."""
         self._drain()  # of a backward pass that broke off: let the other ranks go on
-        self._round += 1
+        self._expect()
         self._start_window()
 
     def restart(self) -> None:
         """Forget what is under way; what Horovod lost in a reset is not waited for."""
         self._forget_plan()
-        self._round += 1
         self._start_window()
 
     @contextmanager
@@ -186,18 +185,20 @@ class GradientReducer:
             )
         if not self._enabled or slot.fired < self.options.backward_passes_per_step:
             return
-        if slot.ready != self._round:
-            slot.ready = self._round
-            bucket.write(slot, self._now(), self._round)
-            bucket.pending -= 1
-            if bucket.pending == 0:
-                bucket.launch(self._now(), self._round)
+        bucket.add(slot, self._now())
 
     def _begin_backward(self, task: int) -> None:
         self._check_world()
+        if not self._tasks:
+            self._expect()
         self._tasks.add(task)
         self._factors = None
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    def _expect(self) -> None:
+        """Start to fill buckets; what was trainable last time may be frozen now."""
+        for bucket in self._buckets:
+            bucket.expect()
 
     @torch.no_grad()
     def _on_backward_end(self) -> None:
@@ -236,11 +237,9 @@ class GradientReducer:
             try:
                 if self._unplanned:
                     self._plan()
-                for bucket in self._buckets:
-                    if not bucket.in_flight:
-                        bucket.launch(now, self._round)
-                for sparse in self._sparse:
-                    sparse.launch(now)
+                for reduction in self._reductions():
+                    if not reduction.in_flight and not reduction.done:
+                        reduction.launch(now)
                 self._drain()
             except BaseException:
                 self.restart()
@@ -248,12 +247,14 @@ class GradientReducer:
         self._reduced, self._dirty = True, False
         self._reduced_passes = self.passes
         self._factors = None
-        self._round += 1
 
     def _drain(self) -> None:
-        for reduction in (*self._buckets, *self._sparse):
+        for reduction in self._reductions():
             if reduction.in_flight:
                 reduction.finish(self._now())
+
+    def _reductions(self) -> list[GradientBucket | SparseGradient]:
+        return [*self._buckets, *self._sparse]
 
     def _average_locally(self, now: Round) -> None:
         for slot in self._slots.values():
@@ -269,7 +270,7 @@ class GradientReducer:
         self._unplanned = list(self._slots.values())
         self._ready_order: dict[int, None] = {}
         for slot in self._unplanned:
-            slot.bucket = None
+            slot.bucket = slot.sparse_dim = None
         self._world = mpi_ops._handle_map
         self._ranks = self.options.process_set.size() or 1
 

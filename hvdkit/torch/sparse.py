@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import ProcessSet, allgather_async, synchronize
+from horovod.torch.mpi_ops import ProcessSet, allgather_async
 
 from hvdkit.torch.bucket import Round, Slot
+from hvdkit.torch.transport import pick_wire_device
+from hvdkit.torch.wire import wait
 
 __all__ = ["SparseGradient"]
 
@@ -21,7 +23,7 @@ class SparseGradient:
 
     def __init__(self, slot: Slot, name: str, process_set: ProcessSet) -> None:
         self.slot = slot
-        self.in_flight = False
+        self.in_flight = self.done = False
         self._name, self._process_set = name, process_set
         self._handles: tuple[Any, Any] | None = None
 
@@ -53,8 +55,8 @@ class SparseGradient:
         assert self._handles is not None
         param = self.slot.param
         self.in_flight = False
-        indices = synchronize(self._handles[0])
-        values = synchronize(self._handles[1])
+        indices = wait(self._handles[0]).to(param.device)
+        values = wait(self._handles[1]).to(param.device)
         self._handles = None
         if values.dtype != param.dtype:
             values = values.view(param.dtype)
@@ -63,13 +65,17 @@ class SparseGradient:
         else:
             if now.postscale != 1.0:
                 values = values * now.postscale
-            total = torch.sparse_coo_tensor(indices.t(), values, param.shape)
+            total = torch.sparse_coo_tensor(
+                indices.t(), values, param.shape, check_invariants=False
+            )
             param.grad = total.coalesce()
         self.slot.reduced = True
 
     def _gather(self, tensor: torch.Tensor, part: str) -> Any:
         return allgather_async(
-            tensor, name=f"{self._name}.{part}", process_set=self._process_set
+            tensor.to(pick_wire_device(tensor.device)),
+            name=f"{self._name}.{part}",
+            process_set=self._process_set,
         )
 
 

@@ -6,6 +6,7 @@ A wire belongs to one buffer. ``start`` begins the reduction of what the buffer 
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +18,15 @@ from horovod.torch.mpi_ops import (
     allgather_async,
     allreduce_async_,
     alltoall_async,
+    poll,
     synchronize,
 )
 
-__all__ = ["Compression", "Wire", "make_wire"]
+from hvdkit.torch.transport import pick_wire_device
+
+__all__ = ["Compression", "Wire", "make_wire", "wait"]
+
+_PAUSE_S = 5e-5
 
 # Types that Horovod 0.28.1 reduces; bfloat16 is not among them.
 _REDUCIBLE = {torch.float16, torch.float32, torch.float64}
@@ -48,6 +54,17 @@ class Compression(HorovodCompression):
     """Gradient compression for the all-reduce: ``none``, ``fp16`` or ``bf16``."""
 
     bf16 = _BFloat16Compressor
+
+
+def wait(handle: int) -> Any:
+    """Wait for an asynchronous Horovod operation and return its output.
+
+    Horovod's own ``synchronize`` spins. Where all cores compute, that takes the time that its
+    background thread needs to finish the operation, so this sleeps in between.
+    """
+    while not poll(handle):
+        time.sleep(_PAUSE_S)
+    return synchronize(handle)
 
 
 class Wire(Protocol):
@@ -81,7 +98,7 @@ class _DirectWire:
         )
 
     def finish(self) -> None:
-        synchronize(self._handle)
+        wait(self._handle)
 
 
 class _CompressedWire:
@@ -103,7 +120,7 @@ class _CompressedWire:
     def start(self, postscale: float) -> None:
         packed, self._context = self._compressor.compress(self._buffer)
         self._handle = allreduce_async_(
-            packed,
+            packed.to(pick_wire_device(packed.device)),
             name=self._name,
             op=Sum,
             postscale_factor=postscale,
@@ -111,7 +128,7 @@ class _CompressedWire:
         )
 
     def finish(self) -> None:
-        self._buffer.copy_(self._compressor.decompress(synchronize(self._handle), self._context))
+        self._buffer.copy_(self._compressor.decompress(wait(self._handle), self._context))
 
 
 class _Float32Compressor(Compressor):
@@ -150,14 +167,16 @@ class _BFloat16Wire:
         packed[: self._buffer.numel()].copy_(self._buffer)
         self._postscale = postscale
         self._handle = alltoall_async(
-            packed.view(torch.float16),  # the bits only: Horovod never adds them
+            packed.to(pick_wire_device(packed.device)).view(
+                torch.float16
+            ),  # the bits only: Horovod never adds them
             splits=torch.full((ranks,), shard, dtype=torch.int32),
             name=f"{self._name}.exchange",
             process_set=self._process_set,
         )
 
     def finish(self) -> None:
-        received, _ = synchronize(self._handle)
+        received, _ = wait(self._handle)
         shards = received.view(torch.bfloat16).view(self._process_set.size(), -1)
         total = shards.sum(dim=0, dtype=torch.float32).mul_(self._postscale)
         self._handle = allgather_async(
@@ -165,7 +184,7 @@ class _BFloat16Wire:
             name=f"{self._name}.gather",
             process_set=self._process_set,
         )
-        gathered = synchronize(self._handle).view(torch.bfloat16)
+        gathered = wait(self._handle).view(torch.bfloat16)
         self._buffer.copy_(gathered[: self._buffer.numel()])
 
 
@@ -182,7 +201,10 @@ def make_wire(
     if compression is Compression.bf16:
         return _BFloat16Wire(buffer, name, process_set)
     if compression is Compression.none:
-        if buffer.dtype in _REDUCIBLE:
+        if buffer.dtype not in _REDUCIBLE:
+            return _CompressedWire(buffer, name, process_set, _Float32Compressor, lossy=False)
+        if pick_wire_device(buffer.device) == buffer.device:
             return _DirectWire(buffer, name, process_set)
-        return _CompressedWire(buffer, name, process_set, _Float32Compressor, lossy=False)
+        # A Horovod without GPU support takes tensors of the CPU.
+        return _CompressedWire(buffer, name, process_set, compression, lossy=False)
     return _CompressedWire(buffer, name, process_set, compression, lossy=True)

@@ -175,6 +175,7 @@ def _environment(results: Path, np: int, timeout_s: float) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path),
         "OMP_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
         "HVDKIT_TEST_RESULTS": str(results),
         "HVDKIT_TEST_SIZE": str(np),
