@@ -17,7 +17,6 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hvdkit.torch as hvd
-from hvdkit.torch.device import pick_device, set_threads
 
 
 def load_splits() -> tuple[TensorDataset, TensorDataset]:
@@ -67,8 +66,8 @@ def evaluate(model: nn.Module, dataset: Dataset, device: torch.device) -> float:
 def main(epochs: int, batch_size: int, lr: float, device: str, seed: int) -> None:
     """Classify handwritten digits with data-parallel training."""
     hvd.init()
-    set_threads()
-    where = pick_device(device)
+    hvd.set_threads()
+    where = hvd.pick_device(device)
     torch.manual_seed(seed + hvd.rank())  # each worker its own dropout
     training, held_out = load_splits()
 

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, SequentialLR
 from torch.utils.data import DataLoader, Dataset
 
 import hvdkit.torch as hvd
-from hvdkit.torch.device import pick_device, set_threads
 
 CLASSES = 10  # of the synthetic images
 
@@ -69,8 +68,8 @@ def main(
 ) -> None:  # fmt: skip
     """Train ResNet-50 with data-parallel SGD."""
     hvd.init()
-    set_threads()
-    where = pick_device(device)
+    hvd.set_threads()
+    where = hvd.pick_device(device)
     torch.manual_seed(hvd.rank())  # each worker its own crops and flips
     training, validation, classes = load_splits(folder, size, images)
 

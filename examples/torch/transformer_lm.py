@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformer_model import Transformer
 
 import hvdkit.torch as hvd
-from hvdkit.torch.device import pick_device, set_threads
 
 
 def load_splits(context: int) -> tuple[TensorDataset, TensorDataset]:
@@ -68,8 +67,8 @@ def main(
 ) -> None:  # fmt: skip
     """Train a byte-level transformer on the texts behind Python's help()."""
     hvd.init()
-    set_threads()
-    where = pick_device(device)
+    hvd.set_threads()
+    where = hvd.pick_device(device)
     torch.manual_seed(0)
     training, held_out = load_splits(context)
     training = TensorDataset(training.tensors[0][:limit])
