@@ -68,24 +68,20 @@ def optimizer(
     from rich.console import Console
 
     from hvdkit.bench.optimizer import Settings, measure
-    from hvdkit.errors import HvdkitError
 
     console = Console()
     if output is not None and not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
-    try:
-        settings = Settings(
-            models=models,
-            candidates=candidates,
-            rounds=rounds,
-            steps=steps,
-            workers=workers,
-            threads=threads,
-        )
-        turns = len(models) * rounds * len(candidates)
-        result = _run_with_progress(lambda report: measure(settings, report), turns)
-    except HvdkitError as error:
-        raise click.ClickException(str(error)) from None
+    settings = Settings(
+        models=models,
+        candidates=candidates,
+        rounds=rounds,
+        steps=steps,
+        workers=workers,
+        threads=threads,
+    )
+    turns = len(models) * rounds * len(candidates)
+    result = _run_with_progress(lambda report: measure(settings, report), turns)
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(_tabulate_steps(result))

@@ -30,9 +30,9 @@ SHAPES = {
 
 def run_hvdkit(*arguments, timeout_s=300, **variables):
     """Run the command line from the source tree and return the finished process."""
-    code = "from hvdkit.cli.bench import bench; bench()"
+    code = "from hvdkit.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", code, "bench", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "160"} | variables,
         stdin=subprocess.DEVNULL,
@@ -90,9 +90,10 @@ def test_workers_that_cannot_start_give_their_own_last_words(tmp_path):
     # A torch that fails to import, found before the real one.
     (tmp_path / "torch.py").write_text('raise ImportError("this torch is broken")\n')
     code = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r};"
-    code += "from hvdkit.cli.bench import bench; bench()"
+    code += "from hvdkit.cli import main; main()"
+    arguments = ["bench", "optimizer", "--models", "mlp", "--candidates", "single"]
     done = subprocess.run(
-        [sys.executable, "-c", code, "optimizer", "--models", "mlp", "--candidates", "single"],
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
