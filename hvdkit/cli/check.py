@@ -10,7 +10,14 @@ __all__ = ["check", "report_checks"]
 
 
 @click.command()
-@click.option("--np", default=2, show_default=True, metavar="N", help="Number of workers.")
+@click.option(
+    "--np",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Number of workers.",
+)
 @click.option(
     "--frameworks",
     callback=parse_names,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 __all__ = ["Failure", "Progress", "find_failure", "read_progress"]
 
 _PERCENT = re.compile(r"^\s*\[\s*(\d+)%\] (.*)")
+_LINKED = re.compile(r"^Linking CXX \w+ library (?:.*/)?([^./]+)")
 _TARGET = re.compile(r"(?:CMakeFiles/)?([\w.+-]+)\.dir/(?:.*/)?([\w.+-]+?)\.o\b")
 
 # In order of how near to the cause they are: a compiler's own words first, the build's last.
@@ -63,8 +64,11 @@ def read_progress(line: str) -> Progress | None:
     match = _PERCENT.match(line)
     if match is None:
         return None
-    target = _TARGET.search(match[2])
-    step = f"{target[1]}: {target[2]}" if target else match[2].strip()
+    step = match[2].strip()
+    if target := _TARGET.search(step):
+        step = f"{target[1]}: {target[2]}"
+    elif linked := _LINKED.match(step):
+        step = f"linking {linked[1]}"
     return Progress(int(match[1]), step)
 
 

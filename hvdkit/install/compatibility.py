@@ -5,6 +5,7 @@ a reference. Edits of the same file are applied in the order of the list.
 """
 
 from hvdkit.install.edits import Edit, When
+from hvdkit.install.waiting import WAITING
 
 __all__ = ["EDITS"]
 
@@ -267,4 +268,4 @@ BEHAVIOUR = (
     ),
 )
 
-EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR
+EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR + WAITING

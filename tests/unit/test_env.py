@@ -63,8 +63,7 @@ def test_no_launcher_is_an_error_and_never_rank_0():
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_lost_variable_is_named(name):
     variables = LAUNCHERS[name]
-    first, *others = variables
-    for lost in others:
+    for lost in list(variables)[1:]:
         remaining = {key: value for key, value in variables.items() if key != lost}
         with pytest.raises(EnvironmentMismatchError, match=lost):
             env.place(remaining)

@@ -23,8 +23,12 @@ NOISE = [
             Progress(1, "gloo: algorithm.cc"),
         ),
         (
-            "[100%] Linking CXX shared library mpi_lib_v2.so",
-            Progress(100, "Linking CXX shared library mpi_lib_v2.so"),
+            "[100%] Linking CXX shared library /x/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so",
+            Progress(100, "linking mpi_lib_v2"),
+        ),
+        (
+            "[100%] Built target pytorch",
+            Progress(100, "Built target pytorch"),
         ),
         ("-- Build architecture flags: -mavx", None),
         ("copying horovod/torch/[1]%", None),

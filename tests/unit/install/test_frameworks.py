@@ -81,12 +81,12 @@ def test_torch_with_the_old_abi(site):
 @pytest.mark.parametrize(
     ("entries", "cuda", "rocm"),
     [
-        ("('cuda_version', '12.5.1'), ('is_cuda_build', True), ('is_rocm_build', False)", "12.5.1", None),
+        ("('cuda_version', '12.5.1'), ('is_cuda_build', True)", "12.5.1", None),
         ("('is_cuda_build', False), ('is_rocm_build', False)", None, None),
         ("('is_cuda_build', False), ('is_rocm_build', True), ('rocm_version', '7.0')", None, "7.0"),
         ("('is_cuda_build', False), ('is_rocm_build', True)", None, "unknown"),
     ],
-)  # fmt: skip
+)
 def test_tensorflow(site, entries, cuda, rocm):
     add_tensorflow(site, entries)
     tensorflow = find_framework("tensorflow")

@@ -72,7 +72,7 @@ def test_one_framework_leaves_the_other_out():
 
 
 def test_no_framework_is_refused():
-    with pytest.raises(BuildError, match="No framework is installed.*pip install torch"):
+    with pytest.raises(BuildError, match=r"No framework is installed.*pip install torch"):
         plan_for(installed={})
 
 

@@ -22,8 +22,11 @@ def test_every_topic_is_examined():
 
 @pytest.mark.parametrize(
     ("value", "level"),
-    [("", "ok"), ("1", "ok"), ("1,2", "ok"), ("99999", "warning"), ("0", "warning"), ("x", "warning")],
-)  # fmt: skip
+    [
+        *[(value, "ok") for value in ("", "1", "1,2")],
+        *[(value, "warning") for value in ("99999", "0", "x")],
+    ],
+)
 def test_threads(monkeypatch, value, level):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     (finding,) = find("threads")
