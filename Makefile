@@ -5,8 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Fewer workers than cores leave threads to each; the example sets their number.
-HOROVODRUN := TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/horovodrun --gloo
 FREE_GIB := 8
 
 .PHONY: help demo test clean
@@ -18,7 +16,7 @@ help:
 	@echo 'make clean   remove $(VENV) (the cache of Horovod wheels stays)'
 
 demo: $(VENV)/horovod.stamp
-	$(HOROVODRUN) -np 2 $(BIN)/python examples/torch/digits.py
+	$(BIN)/horovodrun --gloo -np 2 $(BIN)/python examples/torch/digits.py
 
 test: $(VENV)/horovod.stamp $(VENV)/dev.stamp
 	$(BIN)/ruff check .
