@@ -34,7 +34,6 @@ from horovod.torch import (
     cross_size,
     cuda_built,
     ddl_built,
-    elastic,
     global_process_set,
     gloo_built,
     gloo_enabled,
@@ -69,6 +68,7 @@ from horovod.torch import (
     synchronize,
 )
 
+from hvdkit.torch import elastic
 from hvdkit.torch.buffers import average_buffers
 from hvdkit.torch.checkpoint import CheckpointStore, restore_or_broadcast
 from hvdkit.torch.device import pick_device, set_threads

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import ProcessSet, allgather_async
+from horovod.torch.mpi_ops import ProcessSet, allgather_async, synchronize
 
 from hvdkit.torch.bucket import Round, Slot
 from hvdkit.torch.transport import pick_wire_device
-from hvdkit.torch.wire import wait
 
 __all__ = ["SparseGradient"]
 
@@ -55,8 +54,8 @@ class SparseGradient:
         assert self._handles is not None
         param = self.slot.param
         self.in_flight = False
-        indices = wait(self._handles[0]).to(param.device)
-        values = wait(self._handles[1]).to(param.device)
+        indices = synchronize(self._handles[0]).to(param.device)
+        values = synchronize(self._handles[1]).to(param.device)
         self._handles = None
         if values.dtype != param.dtype:
             values = values.view(param.dtype)

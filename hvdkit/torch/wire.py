@@ -6,7 +6,6 @@ A wire belongs to one buffer. ``start`` begins the reduction of what the buffer 
 
 from __future__ import annotations
 
-import time
 from typing import Any, Protocol
 
 import torch
@@ -18,15 +17,12 @@ from horovod.torch.mpi_ops import (
     allgather_async,
     allreduce_async_,
     alltoall_async,
-    poll,
     synchronize,
 )
 
 from hvdkit.torch.transport import pick_wire_device
 
-__all__ = ["Compression", "Wire", "make_wire", "wait"]
-
-_PAUSE_S = 5e-5
+__all__ = ["Compression", "Wire", "make_wire"]
 
 # Types that Horovod 0.28.1 reduces; bfloat16 is not among them.
 _REDUCIBLE = {torch.float16, torch.float32, torch.float64}
@@ -54,17 +50,6 @@ class Compression(HorovodCompression):
     """Gradient compression for the all-reduce: ``none``, ``fp16`` or ``bf16``."""
 
     bf16 = _BFloat16Compressor
-
-
-def wait(handle: int) -> Any:
-    """Wait for an asynchronous Horovod operation and return its output.
-
-    Horovod's own ``synchronize`` spins. Where all cores compute, that takes the time that its
-    background thread needs to finish the operation, so this sleeps in between.
-    """
-    while not poll(handle):
-        time.sleep(_PAUSE_S)
-    return synchronize(handle)
 
 
 class Wire(Protocol):
@@ -98,7 +83,7 @@ class _DirectWire:
         )
 
     def finish(self) -> None:
-        wait(self._handle)
+        synchronize(self._handle)
 
 
 class _CompressedWire:
@@ -128,7 +113,7 @@ class _CompressedWire:
         )
 
     def finish(self) -> None:
-        self._buffer.copy_(self._compressor.decompress(wait(self._handle), self._context))
+        self._buffer.copy_(self._compressor.decompress(synchronize(self._handle), self._context))
 
 
 class _Float32Compressor(Compressor):
@@ -176,7 +161,7 @@ class _BFloat16Wire:
         )
 
     def finish(self) -> None:
-        received, _ = wait(self._handle)
+        received, _ = synchronize(self._handle)
         shards = received.view(torch.bfloat16).view(self._process_set.size(), -1)
         total = shards.sum(dim=0, dtype=torch.float32).mul_(self._postscale)
         self._handle = allgather_async(
@@ -184,7 +169,7 @@ class _BFloat16Wire:
             name=f"{self._name}.gather",
             process_set=self._process_set,
         )
-        gathered = wait(self._handle).view(torch.bfloat16)
+        gathered = synchronize(self._handle).view(torch.bfloat16)
         self._buffer.copy_(gathered[: self._buffer.numel()])
 
 

@@ -4,6 +4,7 @@ import inspect
 import types
 
 import horovod.torch as stock
+import torch
 
 import hvdkit.torch as hvd
 from tests.distributed.worker import run_checks
@@ -30,6 +31,24 @@ def check_signatures_accept_what_horovods_accept():
             assert list(mine)[position] == argument, f"{name}: {argument}"
             if parameter.default is not parameter.empty:
                 assert mine[argument].default is not parameter.empty, f"{name}: {argument}"
+
+
+def check_elastic_state_syncs_without_a_step():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    before = model.weight.detach().clone()
+    state = hvd.elastic.TorchState(
+        model=model, optimizer=hvd.DistributedOptimizer(optimizer), batch=hvd.rank()
+    )
+    if hvd.rank() == 0:
+        optimizer.param_groups[0]["lr"] = 0.3
+    state.sync()
+    assert torch.equal(model.weight, before)
+    assert not optimizer.state
+    assert (optimizer.param_groups[0]["lr"], state.batch) == (0.3, 0)
+    state.restore()
+    assert set(stock.elastic.__all__) <= set(hvd.elastic.__all__)
 
 
 def check_submodules_do_not_hide_functions():
