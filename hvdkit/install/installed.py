@@ -1,5 +1,6 @@
 """The Horovod that is installed in this environment, read from its files; nothing is imported."""
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,12 +51,13 @@ def find_horovod() -> InstalledHorovod | None:
     path = Path(str(distribution.locate_file("horovod")))
     libraries: dict[str, Path] = {}
     lost = []
-    for file in distribution.files or []:
+    # Not distribution.files: from Python 3.12 on it leaves out the files that are gone.
+    for file, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         place = Path(str(distribution.locate_file(file)))
-        if file.suffix in (".py", ".so", ".json") and not place.is_file():
-            lost.append(str(file))
+        if place.suffix in (".py", ".so", ".json") and not place.is_file():
+            lost.append(file)
         for name, stem in _LIBRARIES.items():
-            if str(file).startswith(stem + ".") and file.suffix == ".so" and place.is_file():
+            if file.startswith(stem + ".") and place.suffix == ".so" and place.is_file():
                 libraries[name] = place
     ordered = {name: libraries[name] for name in _LIBRARIES if name in libraries}
     return InstalledHorovod(

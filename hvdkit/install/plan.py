@@ -177,7 +177,7 @@ def _find_missing(toolchain: Toolchain, gpu: str | None, free_bytes: int):
     if toolchain.python_headers is None:
         yield "Python.h, Python's headers", "python3-dev"
     if gpu and toolchain.nvcc is None:
-        yield "nvcc, the CUDA compiler (or set HOROVOD_CUDA_HOME)", "nvidia-cuda-toolkit"
+        yield "the CUDA toolkit with nvcc (or set HOROVOD_CUDA_HOME)", "nvidia-cuda-toolkit"
     if gpu and toolchain.nccl is None:
         yield "NCCL headers and library (or set HOROVOD_NCCL_HOME)", "libnccl-dev"
     if free_bytes < DISK_BYTES:
@@ -216,8 +216,10 @@ def _build_environment(
         environment["HOROVOD_GPU_OPERATIONS"] = "NCCL"
         if any(framework.rocm for framework in frameworks):
             environment["HOROVOD_GPU"] = "ROCM"
-        if toolchain.nvcc:
-            environment["CUDACXX"] = toolchain.nvcc.path
+    if toolchain.cuda_home and (gpu or _compiles_cuda(frameworks)):
+        # Horovod, torch and CMake each look for the toolkit by a variable of their own.
+        for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDAToolkit_ROOT"):
+            environment[name] = str(toolchain.cuda_home)
     if nccl:
         environment["HOROVOD_NCCL_HOME"] = str(nccl.header.parent.parent)
         if nccl.library.suffix != ".a":
@@ -249,12 +251,16 @@ def _collect_material(
     for framework in frameworks:
         gpu_build = framework.cuda or framework.rocm or "cpu"
         material[framework.name] = [framework.version, gpu_build, framework.cxx11_abi]
-    if gpu or any(framework.cuda and framework.name == "torch" for framework in frameworks):
-        # A CUDA build of torch makes Horovod compile its CUDA kernels even without --gpu.
+    if gpu or _compiles_cuda(frameworks):
         material["nvcc"] = toolchain.nvcc.version if toolchain.nvcc else None
         material["nccl"] = nccl.version if nccl else None
         material["cuda_cc_list"] = environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")
     return material
+
+
+def _compiles_cuda(frameworks: tuple[Framework, ...]) -> bool:
+    # A CUDA build of torch makes Horovod compile its CUDA kernels even without --gpu.
+    return any(framework.cuda and framework.name == "torch" for framework in frameworks)
 
 
 def _advise(options: Options, frameworks: tuple[Framework, ...], toolchain: Toolchain):

@@ -58,6 +58,7 @@ class Toolchain:
     cmake: Tool | None
     python_headers: Path | None
     mpi: Mpi | None
+    cuda_home: Path | None
     nvcc: Tool | None
     nccl: Nccl | None
 
@@ -67,8 +68,7 @@ def look_at_toolchain() -> Toolchain:
     cmake = find_tool([os.environ.get("HOROVOD_CMAKE", ""), "cmake"])
     if cmake and release(cmake.version or "0") < MIN_CMAKE:
         cmake = None
-    cuda_home = os.environ.get("HOROVOD_CUDA_HOME") or os.environ.get("CUDA_HOME")
-    nvcc_names = [f"{cuda_home}/bin/nvcc"] if cuda_home else []
+    cuda_home = _find_cuda_home()
     return Toolchain(
         # A CXX that the user set is the only candidate: falling back would surprise.
         compiler=find_tool([os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS),
@@ -76,8 +76,9 @@ def look_at_toolchain() -> Toolchain:
         cmake=cmake,
         python_headers=_find_python_headers(),
         mpi=_find_mpi(),
-        nvcc=find_tool([*nvcc_names, "nvcc", "/usr/local/cuda/bin/nvcc"]),
-        nccl=_find_nccl(),
+        cuda_home=cuda_home,
+        nvcc=find_tool([f"{cuda_home}/bin/nvcc"]) if cuda_home else None,
+        nccl=_find_nccl(cuda_home),
     )
 
 
@@ -138,14 +139,28 @@ def _find_mpi() -> Mpi | None:
     return Mpi(wrapper, f"{name} {number[0]}" if number else first)
 
 
-def _find_nccl() -> Nccl | None:
+def _find_cuda_home() -> Path | None:
+    """Return the CUDA toolkit that has both a compiler and headers.
+
+    An nvcc on PATH may be a wrapper script that lies outside of its toolkit.
+    """
+    nvcc = shutil.which("nvcc")
+    named = [os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME")]
+    homes = [Path(home) for home in named if home]
+    homes += [Path(nvcc).resolve().parents[1]] if nvcc else []
+    for home in (*homes, Path("/usr/local/cuda")):
+        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime.h").is_file():
+            return home
+    return None
+
+
+def _find_nccl(cuda_home: Path | None) -> Nccl | None:
     """Look in HOROVOD_NCCL_HOME, the wheels that CUDA builds of torch bring, and the system."""
     homes = [Path(home) for home in (os.environ.get("HOROVOD_NCCL_HOME"),) if home]
     nvidia = importlib.util.find_spec("nvidia")
     for folder in (nvidia.submodule_search_locations if nvidia else None) or []:
         homes.append(Path(folder) / "nccl")
-    cuda_home = os.environ.get("HOROVOD_CUDA_HOME") or os.environ.get("CUDA_HOME")
-    homes += [Path(cuda_home or "/usr/local/cuda"), Path("/usr/local"), Path("/usr")]
+    homes += [*([cuda_home] if cuda_home else []), Path("/usr/local"), Path("/usr")]
     for home in homes:
         header = home / "include/nccl.h"
         library = _find_nccl_library(home)

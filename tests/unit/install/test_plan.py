@@ -25,11 +25,14 @@ TOOLS = Toolchain(
     cmake=Tool("/usr/bin/cmake", "3.25.1"),
     python_headers=Path("/usr/include/python3.11"),
     mpi=None,
+    cuda_home=None,
     nvcc=None,
     nccl=None,
 )
 WITH_MPI = dataclasses.replace(TOOLS, mpi=MPI)
-WITH_CUDA = dataclasses.replace(TOOLS, nvcc=Tool("/usr/local/cuda/bin/nvcc", "13.0"), nccl=NCCL)
+WITH_CUDA = dataclasses.replace(
+    TOOLS, cuda_home=Path("/opt/cuda"), nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"), nccl=NCCL
+)
 
 
 def plan_for(
@@ -103,7 +106,8 @@ def test_nccl():
     assert plan.environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert plan.environment["HOROVOD_NCCL_HOME"] == "/opt/nccl"
     assert plan.environment["HOROVOD_NCCL_LINK"] == "SHARED"
-    assert plan.environment["CUDACXX"] == "/usr/local/cuda/bin/nvcc"
+    for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDAToolkit_ROOT"):
+        assert plan.environment[name] == "/opt/cuda"
     assert plan.missing == ()
 
 
@@ -114,7 +118,7 @@ def test_nccl_for_a_cpu_build_is_refused_by_name():
 
 def test_nccl_without_its_tools_is_missing():
     plan = plan_for(Options(gpu="nccl"), installed={"torch": TORCH_CUDA})
-    assert [text.split()[0] for text, _ in plan.missing] == ["nvcc,", "NCCL"]
+    assert [text.split()[:2] for text, _ in plan.missing] == [["the", "CUDA"], ["NCCL", "headers"]]
 
 
 @pytest.mark.parametrize("jobs", [0, -1])
@@ -183,6 +187,12 @@ def test_the_version_of_mpi_and_nccl_changes_the_key():
     cuda = {"options": Options(gpu="nccl"), "installed": {"torch": TORCH_CUDA}}
     newer = dataclasses.replace(WITH_CUDA, nccl=dataclasses.replace(NCCL, version="2.28.0"))
     assert plan_for(**cuda, tools=newer).key != plan_for(**cuda, tools=WITH_CUDA).key
+
+
+def test_a_cuda_build_of_torch_is_told_where_cuda_is():
+    plan = plan_for(installed={"torch": TORCH_CUDA}, tools=WITH_CUDA)
+    assert plan.environment["CUDA_HOME"] == "/opt/cuda"
+    assert "CUDA_HOME" not in plan_for(tools=WITH_CUDA).environment
 
 
 def test_a_gpu_build_of_torch_gets_advice():

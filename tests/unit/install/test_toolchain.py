@@ -86,6 +86,20 @@ def test_mpich(bin_folder):
     assert "4.0.2" in look_at_toolchain().mpi.version
 
 
+def test_a_cuda_toolkit_is_a_compiler_with_its_headers(bin_folder, tmp_path, monkeypatch):
+    home = tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    (home / "include").mkdir()
+    nvcc = add_program(home / "bin", "nvcc", "Cuda compilation tools, release 12.8, V12.8.93")
+    (bin_folder / "nvcc").symlink_to(nvcc)
+    monkeypatch.setenv("HOROVOD_CUDA_HOME", str(tmp_path / "empty"))
+    assert look_at_toolchain().cuda_home != home
+    (home / "include/cuda_runtime.h").touch()
+    tools = look_at_toolchain()
+    assert tools.cuda_home == home
+    assert (tools.nvcc.path, tools.nvcc.version) == (str(nvcc), "12.8.93")
+
+
 @pytest.mark.parametrize("library", ["libnccl_static.a", "libnccl.so", "libnccl.so.2"])
 def test_nccl_home(bin_folder, tmp_path, monkeypatch, library):
     home = tmp_path / "nccl"
