@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["ADAPTERS", "CANDIDATES", "Trainee", "prepare"]
+__all__ = ["ADAPTERS", "CANDIDATES", "ENVIRONMENT", "Trainee", "prepare"]
 
 ADAPTERS = {"hvdkit": "hvdkit.torch", "horovod": "horovod.torch"}
 CANDIDATES = (*ADAPTERS, "ddp", "single")
+
+# Stock Horovod's C++ as it was before the edits that make it faster.
+ENVIRONMENT = {"horovod": {"HOROVOD_FIXED_CYCLES": "1", "HOROVOD_SPIN_WAIT": "1"}}
 
 # What a candidate trains: the (perhaps wrapped) model, and the (perhaps wrapped) optimizer.
 Trainee = tuple["Callable[[Tensor], Tensor]", "Optimizer"]

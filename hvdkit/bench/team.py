@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, cast
 
-from hvdkit.bench.peers import TIMEOUT_S
+from hvdkit.bench.peers import ENVIRONMENT, TIMEOUT_S
 from hvdkit.errors import HvdkitError
 
 __all__ = ["Team"]
@@ -47,7 +47,7 @@ class Team:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_make_environment(threads),
+                env=_make_environment(candidate, threads),
                 start_new_session=True,
             )
 
@@ -136,8 +136,8 @@ class Team:
         )
 
 
-def _make_environment(threads: int) -> dict[str, str]:
-    environment = dict(os.environ)
+def _make_environment(candidate: str, threads: int) -> dict[str, str]:
+    environment = {**os.environ, **ENVIRONMENT.get(candidate, {})}
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
     environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(TIMEOUT_S)
     # A source checkout that is not installed must still be found by the workers.

@@ -4,6 +4,7 @@ To add one: give the exact text of the unmodified source, a reason that names th
 a reference. Edits of the same file are applied in the order of the list.
 """
 
+from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
 from hvdkit.install.waiting import WAITING
 
@@ -268,4 +269,4 @@ BEHAVIOUR = (
     ),
 )
 
-EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR + WAITING
+EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR + WAITING + CYCLES

@@ -45,7 +45,6 @@ from horovod.torch import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    init,
     is_initialized,
     join,
     local_rank,
@@ -83,6 +82,7 @@ from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.replicas import check_replicas
 from hvdkit.torch.sampler import ShardedSampler, shard
 from hvdkit.torch.schedule import scale_learning_rate, warmup
+from hvdkit.torch.startup import init
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 from hvdkit.torch.uneven import uneven_inputs
 from hvdkit.torch.wire import Compression

@@ -57,6 +57,7 @@ class Slot:
     __slots__ = (
         "bucket",
         "fired",
+        "large",
         "name",
         "param",
         "ready",
@@ -70,6 +71,7 @@ class Slot:
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
         self.param = param
         self.name = name
+        self.large = param.numel() >= _WRITE_AT_ONCE_NUMEL
         self.bucket: GradientBucket | None = None
         self.view: torch.Tensor | None = None
         self.sparse_dim: int | None = None  # set when the gradient is sparse
@@ -161,22 +163,21 @@ class GradientBucket:
         if slot.ready == self._launches:
             return
         slot.ready = self._launches
-        grad = slot.param.grad
-        if (
-            grad is not None
-            and grad.numel() >= _WRITE_AT_ONCE_NUMEL
-            and grad.layout == torch.strided
-            and grad is not slot.view
-            and now.active
-        ):
-            _demand_plain(slot, grad)
-            flat = self._flat or self._allocate()
-            torch.mul(grad, flat.factor(now), out=slot.view)
-            slot.param.grad = slot.view
-            slot.written = self._launches
+        if slot.large and now.active:
+            self._write_at_once(slot, now)
         self.pending -= 1
         if self.pending == 0:
             self.launch(now)
+
+    def _write_at_once(self, slot: Slot, now: Round) -> None:
+        grad = slot.param.grad
+        if grad is None or grad is slot.view or grad.layout != torch.strided:
+            return
+        _demand_plain(slot, grad)
+        flat = self._flat or self._allocate()
+        torch.mul(grad, flat.factor(now), out=slot.view)
+        slot.param.grad = slot.view
+        slot.written = self._launches
 
     def launch(self, now: Round) -> None:
         """Write what is not yet written and start the all-reduce."""

@@ -36,7 +36,7 @@ from hvdkit.torch.wire import Compression
 
 __all__ = ["DistributedOptimizer", "is_distributed"]
 
-DEFAULT_BUCKET_SIZE_MB = 25.0
+DEFAULT_BUCKET_SIZE_MB = 8.0
 
 # Wrapped in the same order on every rank, so the count names the same optimizer on each.
 _counter = itertools.count()

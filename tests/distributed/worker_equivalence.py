@@ -42,7 +42,7 @@ def cases(draw):
         "rows": draw(st.integers(1, 5)),
         "average": draw(st.booleans()),
         "clip": draw(st.sampled_from([None, 0.1])),
-        "bucket_size_mb": draw(st.sampled_from([1e-4, 1e-3, 25.0])),
+        "bucket_size_mb": draw(st.sampled_from([1e-4, 1e-3, 8.0])),
         "frozen": draw(st.booleans()),
         "set_to_none": draw(st.booleans()),
         "seed": draw(st.integers(0, 1000)),

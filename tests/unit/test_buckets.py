@@ -45,7 +45,7 @@ def test_every_tensor_is_in_one_bucket_of_its_key(tensors, bucket_bytes, first_b
     [([1, 2], "a", (1, 1)), ([1], "a", (0, 1)), ([1], "a", (1, -1))],
 )
 def test_bad_arguments_are_refused(sizes, keys, limits):
-    with pytest.raises(ValueError, match="key|positive"):
+    with pytest.raises(ValueError, match=r"key|positive"):
         plan_buckets(sizes, keys, bucket_bytes=limits[0], first_bucket_bytes=limits[1])
 
 

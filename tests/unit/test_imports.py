@@ -11,7 +11,7 @@ import hvdkit
 
 ROOT = Path(hvdkit.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod"}
-PURE = {"errors", "env", "buckets", "schedule", "sharding", "checkpoint", "health"}
+PURE = {"errors", "env", "buckets", "schedule", "sharding", "checkpoint", "health", "tuning"}
 ADAPTERS = {"torch", "tensorflow", "keras"}
 # Part -> the parts of hvdkit that it may import, beside itself and hvdkit's version.
 ALLOWED = {

@@ -1,0 +1,41 @@
+"""``init``: Horovod's, after what makes training on it fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as _horovod
+import torch
+
+from hvdkit.tuning import prefer_settings
+
+__all__ = ["init"]
+
+# The largest block that glibc's malloc learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its
+# header and rounding.
+_LARGEST_HEAP_BLOCK_BYTES = (32 << 20) - (64 << 10)
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """Initialize Horovod; takes what ``horovod.torch.init`` takes.
+
+    Unless the environment says otherwise, ``HOROVOD_FUSION_THRESHOLD`` is 1 MiB: buckets are
+    reduced in place and not copied into Horovod's own buffer.
+
+    Collective: every rank must call.
+    """
+    prefer_settings()
+    _keep_freed_memory()
+    _horovod.init(*args, **kwargs)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc's malloc reuse the memory of gradients rather than return it to the kernel.
+
+    A gradient that has been moved to its bucket is freed and the next one allocated. Until
+    malloc has seen a block of that size freed it maps and unmaps pages each time, which costs
+    as much as the copy. One freed block raises both of its limits; the pages stay untouched.
+
+    Source: mallopt(3), M_MMAP_THRESHOLD, "dynamic mmap threshold".
+    """
+    torch.empty(_LARGEST_HEAP_BLOCK_BYTES, dtype=torch.uint8)
