@@ -10,6 +10,7 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (flat buckets, gradients as 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from horovod.torch.compression import Compressor
@@ -18,7 +19,10 @@ from horovod.torch.mpi_ops import ProcessSet
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.wire import Wire, make_wire
 
-__all__ = ["GradientBucket", "Round", "Slot"]
+if TYPE_CHECKING:
+    from hvdkit.torch.direct import DirectGradient
+
+__all__ = ["GradientBucket", "Round", "Slot", "refuse_graph"]
 
 _ALIGNMENT_BYTES = 64  # a cache line: no two gradients share one
 
@@ -72,7 +76,7 @@ class Slot:
         self.param = param
         self.name = name
         self.large = param.numel() >= _WRITE_AT_ONCE_NUMEL
-        self.bucket: GradientBucket | None = None
+        self.bucket: GradientBucket | DirectGradient | None = None
         self.view: torch.Tensor | None = None
         self.sparse_dim: int | None = None  # set when the gradient is sparse
         self.window = 0  # the accumulation window that `fired` counts in
@@ -80,6 +84,22 @@ class Slot:
         self.ready = -1  # the last launch of the bucket for which it counted as ready
         self.written = -1  # the last launch for which its gradient was written ahead
         self.reduced = False  # `param.grad` is a result that no pass has added to since
+
+    def accept(self, result: torch.Tensor | None) -> None:
+        """Make ``result`` the reduced gradient."""
+        self.param.grad = result
+        self.reduced = True
+        if result is not None:
+            # On the tensor itself: whatever takes its place is not reduced, and a reference
+            # would keep its memory.
+            result._hvdkit_reduced = True  # type: ignore[attr-defined]
+
+    def holds_result(self) -> bool:
+        """Whether ``param.grad`` is what was accepted, and no pass has added to it since."""
+        grad = self.param.grad
+        if not self.reduced or grad is None:
+            return False
+        return grad is self.view or getattr(grad, "_hvdkit_reduced", False)
 
     def layout(self) -> str:
         """What must be equal on all ranks for flat buffers to match, in words."""
@@ -173,7 +193,8 @@ class GradientBucket:
         grad = slot.param.grad
         if grad is None or grad is slot.view or grad.layout != torch.strided:
             return
-        _demand_plain(slot, grad)
+        if grad.requires_grad:
+            refuse_graph(slot)
         flat = self._flat or self._allocate()
         torch.mul(grad, flat.factor(now), out=slot.view)
         slot.param.grad = slot.view
@@ -187,13 +208,14 @@ class GradientBucket:
         sources: list[torch.Tensor] = []
         moved: list[Slot] = []
         missing: list[int] = []
+        launches, active, strided = self._launches, now.active, torch.strided
         for index, slot in enumerate(self.slots):
-            if slot.written == self._launches:
+            if slot.written == launches:
                 continue
             param, view = slot.param, slot.view
             assert view is not None
             grad = param.grad
-            if grad is None or not now.active or not param.requires_grad:
+            if grad is None or not active or not param.requires_grad:
                 view.zero_()
                 missing.append(index)
             elif grad is view:
@@ -201,8 +223,9 @@ class GradientBucket:
                     view.mul_(now.reopen)
                 view.mul_(factor)
             else:
-                _demand_plain(slot, grad)
-                if grad.layout != torch.strided:
+                if grad.requires_grad:
+                    refuse_graph(slot)
+                if grad.layout is not strided:
                     if slot.sparse_dim is None:  # its first gradient came after the plan
                         slot.sparse_dim = grad.sparse_dim()
                         self._densified.append(slot)
@@ -212,10 +235,12 @@ class GradientBucket:
                 moved.append(slot)
         if views:
             torch._foreach_copy_(views, sources)
-            if factor != 1.0:
+            for slot, view in zip(moved, views, strict=True):
+                slot.param.grad = view
+            if len(moved) + len(missing) == len(self.slots):
+                flat.buffer.mul_(factor)  # nothing in it is scaled yet: once for all is faster
+            elif factor != 1.0:
                 torch._foreach_mul_(views, factor)
-            for slot in moved:
-                slot.param.grad = slot.view
         flat.flags.fill_(1.0)
         if missing:
             flat.flags[missing] = 0.0
@@ -247,10 +272,10 @@ class GradientBucket:
         self.pending = self._expected
 
 
-def _demand_plain(slot: Slot, grad: torch.Tensor) -> None:
-    if grad.requires_grad:
-        raise HvdkitError(
-            f"the gradient of {slot.name!r} carries a graph (backward(create_graph=True)), which "
-            "a reduced gradient cannot; use torch.autograd.grad() for the inner derivative and "
-            "an ordinary backward() before the step"
-        )
+def refuse_graph(slot: Slot) -> NoReturn:
+    """Raise HvdkitError for a gradient that is itself part of a graph."""
+    raise HvdkitError(
+        f"the gradient of {slot.name!r} carries a graph (backward(create_graph=True)), which "
+        "a reduced gradient cannot; use torch.autograd.grad() for the inner derivative and "
+        "an ordinary backward() before the step"
+    )

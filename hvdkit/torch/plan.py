@@ -14,9 +14,14 @@ from hvdkit.buckets import plan_buckets, split_evenly
 from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.bucket import GradientBucket, Round, Slot
 from hvdkit.torch.collectives import allgather_object
+from hvdkit.torch.direct import DirectGradient, Presence
 from hvdkit.torch.sparse import SparseGradient
+from hvdkit.torch.wire import travels_as_it_is
 
-__all__ = ["ReductionOptions", "make_plan"]
+__all__ = ["EagerReduction", "LateReduction", "ReductionOptions", "make_plan"]
+
+EagerReduction = GradientBucket | DirectGradient
+LateReduction = SparseGradient | Presence
 
 _UNUSED, _DENSE, _SPARSE = 0, 1, 2
 
@@ -99,8 +104,10 @@ class ReductionOptions:
 
 def make_plan(
     slots: list[Slot], ready_order: list[int], options: ReductionOptions, name: str
-) -> tuple[list[GradientBucket], list[SparseGradient]]:
+) -> tuple[list[EagerReduction], list[LateReduction]]:
     """Put parameters into buckets, in the order in which rank 0 saw their gradients.
+
+    A gradient that makes up half a bucket travels alone.
 
     Collective: every rank of the process set must call.
 
@@ -108,7 +115,10 @@ def make_plan(
         slots: The parameters, in the same order on every rank.
         ready_order: Indices into ``slots`` as gradients became ready on this rank.
         options: Equal on all ranks.
-        name: Prefix of the buckets' names.
+        name: Prefix of the operations' names.
+
+    Returns:
+        What is reduced as soon as its gradients are ready, and what at the end of a round.
 
     Raises:
         RankDisagreementError: Names, shapes, strides or dtypes differ.
@@ -127,21 +137,36 @@ def make_plan(
     )
     order = _complete(next((order for order, _ in seen if order), []), len(slots))
     dense: list[Slot] = []
-    sparse: list[SparseGradient] = []
+    direct: list[DirectGradient] = []
+    late: list[LateReduction] = []
     for index in order:
         slot = slots[index]
         kinds = [kind for _, kinds_of_rank in seen if (kind := kinds_of_rank[index])]
         if (kinds or options.sparse_only) and all(kind >= _SPARSE for kind in kinds):
             slot.sparse_dim = kinds[0] - _SPARSE if kinds else 1
         if slot.sparse_dim is not None and not options.sparse_as_dense:
-            sparse.append(SparseGradient(slot, f"{name}.sparse.{index}", process_set))
+            late.append(SparseGradient(slot, f"{name}.sparse.{index}", process_set))
+        elif _travels_alone(slot, options):
+            direct.append(DirectGradient(slot, f"{name}.direct.{index}", process_set))
         else:
             dense.append(slot)
     buckets = [
         GradientBucket(members, f"{name}.bucket.{number}", process_set, options.compression)
         for number, members in enumerate(_group(dense, options))
     ]
-    return buckets, sparse
+    if direct:
+        late.append(Presence(direct, f"{name}.presence", process_set))
+    return [*direct, *buckets], late
+
+
+def _travels_alone(slot: Slot, options: ReductionOptions) -> bool:
+    size_bytes = slot.param.numel() * slot.param.element_size()
+    return (
+        options.groups is None
+        and slot.sparse_dim is None
+        and 2 * size_bytes >= options.bucket_bytes
+        and travels_as_it_is(slot.param, options.compression)
+    )
 
 
 def _describe(slot: Slot) -> int:

@@ -21,9 +21,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hvdkit.errors import HvdkitError
-from hvdkit.torch.bucket import GradientBucket, Round, Slot
-from hvdkit.torch.plan import ReductionOptions, make_plan
-from hvdkit.torch.sparse import SparseGradient
+from hvdkit.torch.bucket import Round, Slot
+from hvdkit.torch.plan import EagerReduction, LateReduction, ReductionOptions, make_plan
 
 __all__ = ["GradientReducer"]
 
@@ -159,15 +158,15 @@ class GradientReducer:
     # -- what autograd calls ---------------------------------------------------------------
 
     def _before_gradient(self, slot: Slot) -> None:
-        if slot.reduced:
-            slot.reduced = False
-            if slot.param.grad is not None:
-                slot.param.grad.mul_(self._now().reopen)
+        if slot.holds_result() and (grad := slot.param.grad) is not None:
+            grad.mul_(self._now().reopen)
+        slot.reduced = False
 
     def _on_gradient(self, slot: Slot) -> None:
-        if slot.window != self._window:
-            slot.window, slot.fired = self._window, 0
-        slot.fired += 1
+        if slot.window == self._window:
+            slot.fired += 1
+        else:
+            slot.window, slot.fired = self._window, 1
         task = torch._C._current_graph_task_id()
         if task not in self._tasks:
             self._begin_backward(task)
@@ -197,8 +196,8 @@ class GradientReducer:
 
     def _expect(self) -> None:
         """Start to fill buckets; what was trainable last time may be frozen now."""
-        for bucket in self._buckets:
-            bucket.expect()
+        for reduction in self._eager:
+            reduction.expect()
 
     @torch.no_grad()
     def _on_backward_end(self) -> None:
@@ -253,20 +252,19 @@ class GradientReducer:
             if reduction.in_flight:
                 reduction.finish(self._now())
 
-    def _reductions(self) -> list[GradientBucket | SparseGradient]:
-        return [*self._buckets, *self._sparse]
+    def _reductions(self) -> list[EagerReduction | LateReduction]:
+        return [*self._eager, *self._late]
 
     def _average_locally(self, now: Round) -> None:
         for slot in self._slots.values():
-            if slot.param.grad is not None:
-                slot.param.grad.mul_(now.scale * now.reopen if slot.reduced else now.scale)
-                slot.reduced = True
+            if (grad := slot.param.grad) is not None:
+                slot.accept(grad.mul_(now.scale * now.reopen if slot.holds_result() else now.scale))
 
     # -- the plan --------------------------------------------------------------------------
 
     def _forget_plan(self) -> None:
-        self._buckets: list[GradientBucket] = []
-        self._sparse: list[SparseGradient] = []
+        self._eager: list[EagerReduction] = []
+        self._late: list[LateReduction] = []
         self._unplanned = list(self._slots.values())
         self._ready_order: dict[int, None] = {}
         for slot in self._unplanned:
@@ -282,14 +280,14 @@ class GradientReducer:
 
     def _plan(self) -> None:
         index = {id(slot.param): position for position, slot in enumerate(self._unplanned)}
-        buckets, sparse = make_plan(
+        eager, late = make_plan(
             self._unplanned,
             [index[key] for key in self._ready_order if key in index],
             self.options,
             f"{self.name}.plan{self._plans}",
         )
-        self._buckets += buckets
-        self._sparse += sparse
+        self._eager += eager
+        self._late += late
         self._plans += 1
         self._unplanned, self._ready_order = [], {}
 

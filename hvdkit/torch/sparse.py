@@ -39,7 +39,7 @@ class SparseGradient:
                 grad = grad.to_sparse(sparse_dim)
             grad = grad.coalesce()
             factor = now.scale
-            if self.slot.reduced:
+            if self.slot.holds_result():
                 factor *= now.reopen
             indices = grad.indices().t().contiguous()
             values = grad.values() * factor
@@ -60,15 +60,14 @@ class SparseGradient:
         if values.dtype != param.dtype:
             values = values.view(param.dtype)
         if indices.shape[0] == 0 or not param.requires_grad:
-            param.grad = None
+            self.slot.accept(None)
         else:
             if now.postscale != 1.0:
                 values = values * now.postscale
             total = torch.sparse_coo_tensor(
                 indices.t(), values, param.shape, check_invariants=False
             )
-            param.grad = total.coalesce()
-        self.slot.reduced = True
+            self.slot.accept(total.coalesce())
 
     def _gather(self, tensor: torch.Tensor, part: str) -> Any:
         return allgather_async(

@@ -22,7 +22,7 @@ from horovod.torch.mpi_ops import (
 
 from hvdkit.torch.transport import pick_wire_device
 
-__all__ = ["Compression", "Wire", "make_wire"]
+__all__ = ["Compression", "Wire", "make_wire", "travels_as_it_is"]
 
 # Types that Horovod 0.28.1 reduces; bfloat16 is not among them.
 _REDUCIBLE = {torch.float16, torch.float32, torch.float64}
@@ -173,6 +173,15 @@ class _BFloat16Wire:
         self._buffer.copy_(gathered[: self._buffer.numel()])
 
 
+def travels_as_it_is(tensor: torch.Tensor, compression: type[Compressor]) -> bool:
+    """Whether Horovod can reduce ``tensor`` where it lies, without a copy."""
+    return (
+        compression is Compression.none
+        and tensor.dtype in _REDUCIBLE
+        and pick_wire_device(tensor.device) == tensor.device
+    )
+
+
 def make_wire(
     buffer: torch.Tensor, name: str, process_set: ProcessSet, compression: type[Compressor]
 ) -> Wire:
@@ -186,10 +195,10 @@ def make_wire(
     if compression is Compression.bf16:
         return _BFloat16Wire(buffer, name, process_set)
     if compression is Compression.none:
+        if travels_as_it_is(buffer, compression):
+            return _DirectWire(buffer, name, process_set)
         if buffer.dtype not in _REDUCIBLE:
             return _CompressedWire(buffer, name, process_set, _Float32Compressor, lossy=False)
-        if pick_wire_device(buffer.device) == buffer.device:
-            return _DirectWire(buffer, name, process_set)
         # A Horovod without GPU support takes tensors of the CPU.
         return _CompressedWire(buffer, name, process_set, compression, lossy=False)
     return _CompressedWire(buffer, name, process_set, compression, lossy=True)

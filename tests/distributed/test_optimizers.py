@@ -9,9 +9,9 @@ from tests.distributed.launch import check_names, launch
 WORKER = Path(__file__).with_name("worker_optimizers.py")
 
 
-@pytest.fixture(scope="module")
-def run():
-    return launch(WORKER)
+@pytest.fixture(scope="module", params=["8", "1e-5"], ids=["in buckets", "each alone"])
+def run(request):
+    return launch(WORKER, env={"HVDKIT_TEST_BUCKET_SIZE_MB": request.param})
 
 
 @pytest.mark.parametrize("check", check_names(WORKER))

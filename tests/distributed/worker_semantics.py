@@ -645,6 +645,25 @@ def check_activation_checkpointing():
             assert_equal_models(model, reference)
 
 
+def check_gradients_that_are_assigned():
+    for op, factor in [(hvd.Average, 1), (hvd.Sum, hvd.size())]:
+        model, reference = build_model(), build_model()
+        optimizer, plain = _wrap(model, op=op), _sgd(reference)
+        for batch in make_batches(3):
+            for net, by, part, scale in [
+                (model, optimizer, take_part(batch), 1),
+                (reference, plain, batch, factor),
+            ]:
+                parameters = list(net.parameters())
+                loss = compute_loss(net, part) * scale
+                for param, grad in zip(
+                    parameters, torch.autograd.grad(loss, parameters), strict=True
+                ):
+                    param.grad = grad.t().contiguous().t() if grad.dim() == 2 else grad
+                by.step()
+        assert_equal_models(model, reference)
+
+
 def check_channels_last_weights():
     def build():
         torch.manual_seed(0)

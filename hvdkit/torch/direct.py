@@ -1,0 +1,115 @@
+"""A gradient large enough to travel alone: all-reduced where autograd put it.
+
+Its place in a flat buffer would cost a copy and the memory of the buffer, and win nothing: the
+operation's fixed cost is small beside the transfer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, synchronize
+
+from hvdkit.torch.bucket import Round, Slot, refuse_graph
+
+__all__ = ["DirectGradient", "Presence"]
+
+
+class DirectGradient:
+    """The gradient of one parameter, reduced in place.
+
+    Collective: every rank must launch and finish it, once a round; a rank without a gradient
+    contributes zeros.
+    """
+
+    def __init__(self, slot: Slot, name: str, process_set: ProcessSet) -> None:
+        self.slot = slot
+        self.in_flight = False
+        self.done = False  # reduced in this backward pass, with no gradient since
+        self.absent: torch.Tensor | None = None  # the result, where this rank had no gradient
+        self._name, self._process_set = name, process_set
+        self._handle: Any = None
+        slot.bucket, slot.view, slot.reduced = self, None, False
+
+    def expect(self) -> None:
+        """A backward pass begins."""
+        self.done = False
+
+    def add(self, slot: Slot, now: Round) -> None:
+        """Launch: the gradient is ready."""
+        self.launch(now)
+
+    def launch(self, now: Round) -> None:
+        """Scale the gradient and start the all-reduce."""
+        slot, param = self.slot, self.slot.param
+        grad = param.grad
+        if grad is None or not now.active or not param.requires_grad:
+            buffer = self.absent = torch.zeros_like(param, requires_grad=False)
+        else:
+            if grad.requires_grad:
+                refuse_graph(slot)
+            self.absent = None
+            if grad.layout != torch.strided:
+                slot.sparse_dim = grad.sparse_dim()
+                grad = grad.to_dense()
+            factor = now.scale * now.reopen if slot.holds_result() else now.scale
+            strides = torch.empty_like(param, device="meta").stride()
+            if grad.stride() == strides:
+                buffer = grad.mul_(factor) if factor != 1.0 else grad
+            else:  # put there by hand: autograd's own follow the parameter
+                buffer = torch.empty_like(param, requires_grad=False)
+                torch.mul(grad, factor, out=buffer)
+            param.grad = buffer
+        self.done, self.in_flight = False, True
+        # Flat: Horovod takes no strides of channels_last, but they leave no gap either.
+        self._handle = allreduce_async_(
+            buffer.as_strided((buffer.numel(),), (1,), buffer.storage_offset()),
+            name=self._name,
+            op=Sum,
+            postscale_factor=now.postscale,
+            process_set=self._process_set,
+        )
+
+    def finish(self, now: Round) -> None:
+        """Wait for the all-reduce; afterwards ``param.grad`` is the reduced gradient."""
+        self.in_flight, self.done = False, True
+        synchronize(self._handle)
+        self._handle = None
+        if self.absent is None:
+            grad, sparse_dim = self.slot.param.grad, self.slot.sparse_dim
+            assert grad is not None
+            self.slot.accept(grad if sparse_dim is None else grad.to_sparse(sparse_dim))
+
+
+class Presence:
+    """Whether any rank had a gradient of each parameter that travels alone.
+
+    Launched at the end of a round, when all of them are.
+
+    Collective: every rank must launch and finish it, once a round.
+    """
+
+    def __init__(self, members: list[DirectGradient], name: str, process_set: ProcessSet) -> None:
+        self.in_flight = self.done = False
+        self._members = members
+        self._name, self._process_set = name, process_set
+        self._handle: Any = None
+
+    def launch(self, now: Round) -> None:
+        """Start to add up the flags of all ranks."""
+        flags = torch.tensor([float(member.absent is None) for member in self._members])
+        self.in_flight = True
+        self._handle = allreduce_async_(
+            flags, name=self._name, op=Sum, process_set=self._process_set
+        )
+
+    def finish(self, now: Round) -> None:
+        """Wait; where only others had a gradient, the result becomes ``param.grad``."""
+        self.in_flight = False
+        flags = synchronize(self._handle).tolist()
+        for member, flag in zip(self._members, flags, strict=True):
+            if member.absent is not None:
+                used = flag and member.slot.param.requires_grad
+                member.slot.accept(member.absent if used else None)
+                member.absent = None
