@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce, global_process_set
 
+from hvdkit.agreement import format_ranks
 from hvdkit.errors import HvdkitError
-from hvdkit.torch.collectives import broadcast_object, format_ranks
+from hvdkit.torch.collectives import broadcast_object
 
 # What a rank reports before each iteration.
 _HAS_BATCH, _REPEATS, _HAS_NONE, _FAILED = range(4)

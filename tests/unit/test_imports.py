@@ -11,7 +11,18 @@ import hvdkit
 
 ROOT = Path(hvdkit.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod"}
-PURE = {"errors", "env", "buckets", "schedule", "sharding", "checkpoint", "health", "tuning"}
+PURE = {
+    "errors",
+    "env",
+    "buckets",
+    "schedule",
+    "sharding",
+    "checkpoint",
+    "health",
+    "tuning",
+    "agreement",
+    "metrics",
+}
 ADAPTERS = {"torch", "tensorflow", "keras"}
 # Part -> the parts of hvdkit that it may import, beside itself and hvdkit's version.
 ALLOWED = {

@@ -1,0 +1,150 @@
+"""What ranks should hold alike: find the first difference, and raise one error on all ranks.
+
+Framework-free: an adapter passes ``gather``, a collective that takes this rank's object and the
+name of the operation and returns the objects of all ranks, in the order of ``ranks``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.errors import HvdkitError, RankDisagreementError
+
+__all__ = [
+    "Difference",
+    "Gather",
+    "demand_equal_entries",
+    "find_difference",
+    "format_ranks",
+    "share_errors",
+]
+
+Gather = Callable[[Any, str], list[Any]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first entry that is not the same on every rank."""
+
+    versions: list[tuple[tuple[str, str] | None, list[int]]]
+    """Each version, a label and a value or None where there is no such entry, with its ranks."""
+
+    def __str__(self) -> str:
+        """Name the entry and who holds which version of it."""
+        labels = {entry[0] for entry, _ in self.versions if entry is not None}
+        shared = labels.pop() if len(labels) == 1 else None
+        parts = []
+        for entry, ranks in self.versions:
+            verb = "has" if len(ranks) == 1 else "have"
+            if entry is None:
+                held = "nothing"
+            else:
+                held = entry[1] if shared is not None else f"{entry[0]!r}: {entry[1]}"
+            parts.append(f"{format_ranks(ranks)} {verb} {held}")
+        return (f"{shared!r}: " if shared is not None else "") + "; ".join(parts)
+
+
+def find_difference(
+    entries: Sequence[tuple[str, str]] | HvdkitError,
+    *,
+    name: str,
+    gather: Gather,
+    ranks: Sequence[int],
+) -> Difference | None:
+    """Compare a list of labelled values over the ranks.
+
+    Only a digest travels as long as the ranks agree, whatever the length of the list.
+
+    Collective: every one of ``ranks`` must call, with the same ``name``.
+
+    Args:
+        entries: Label and value of each entry, or the error that kept this rank from listing
+            them: it is then raised on every rank.
+        name: Names the operation.
+        gather: See the module.
+        ranks: The ranks that are compared.
+
+    Returns:
+        None when the lists are equal.
+    """
+    problem = entries if isinstance(entries, HvdkitError) else None
+    listed = [] if isinstance(entries, HvdkitError) else list(entries)
+    digest = hashlib.sha256(repr(listed).encode()).digest()
+    reports = gather((digest, None if problem is None else str(problem)), name)
+    if problem is not None:
+        raise problem
+    for rank, (_, text) in zip(ranks, reports, strict=True):
+        if text is not None:
+            raise RankDisagreementError(f"rank {rank}: {text}")
+    if all(report == reports[0] for report in reports):
+        return None
+    lists = gather(listed, f"{name}.entries")
+    for index in range(max(map(len, lists))):
+        holders: dict[tuple[str, str] | None, list[int]] = {}
+        for rank, held in zip(ranks, lists, strict=True):
+            entry = held[index] if index < len(held) else None
+            holders.setdefault(entry, []).append(rank)
+        if len(holders) > 1:
+            return Difference(list(holders.items()))
+    raise AssertionError("digests differ over equal lists")
+
+
+def demand_equal_entries(
+    what: str,
+    entries: Sequence[tuple[str, str]] | HvdkitError,
+    *,
+    name: str,
+    gather: Gather,
+    ranks: Sequence[int],
+) -> None:
+    """Raise the same error on every rank unless all list the same entries.
+
+    Collective: every one of ``ranks`` must call, with the same ``name``.
+
+    Args:
+        what: Completes "... must be the same on every rank".
+        entries: As in ``find_difference``, as are the others.
+        name: Names the operation.
+        gather: See the module.
+        ranks: The ranks that are compared.
+
+    Raises:
+        RankDisagreementError: Names the first entry that differs and the ranks on each side.
+    """
+    difference = find_difference(entries, name=name, gather=gather, ranks=ranks)
+    if difference is not None:
+        raise RankDisagreementError(f"{what} must be the same on every rank, but {difference}")
+
+
+@contextmanager
+def share_errors(name: str, *, gather: Gather, ranks: Sequence[int]) -> Iterator[None]:
+    """Turn an error on one rank into an error on all, so that nobody waits for the failed one.
+
+    The rank that failed raises its own error, the others one that quotes it. The body must
+    not contain a collective that a failing rank would miss.
+
+    Collective: every one of ``ranks`` must enter, with the same ``name``.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    reports = gather(None if error is None else f"{type(error).__name__}: {error}", name)
+    if error is not None:
+        raise error
+    for rank, text in zip(ranks, reports, strict=True):
+        if text is not None:
+            raise RankDisagreementError(f"rank {rank} failed with {text}")
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Format ranks for a message: ``rank 3`` or ``ranks 0, 1, 2``; long lists are cut."""
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    if len(ranks) > 8:
+        shown += f", ... ({len(ranks)} in all)"
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}"
