@@ -119,10 +119,6 @@ class _Distributed:
         super().add_param_group(param_group)  # type: ignore[misc]
         self._adopt()
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
-        self._reducer.restart()
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy or pickle is the plain optimizer: wrapping is a collective, copying is not,
         # and the file opens where hvdkit is not installed.

@@ -117,6 +117,7 @@ class GradientReducer:
     @torch.no_grad()
     def end_window(self) -> None:
         """Count passes anew, as after a step; gradients stay as they are."""
+        self._check_world()
         self._drain()  # of a backward pass that broke off: let the other ranks go on
         self._expect()
         self._start_window()
