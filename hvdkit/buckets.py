@@ -27,7 +27,7 @@ def plan_buckets(
     """Group tensors, given in the order in which they become ready, into buckets.
 
     Tensors share a bucket only when their keys (dtype and device, say) are equal. A tensor is
-    never split; one that is larger than the limit gets a bucket of its own.
+    never split: one that is larger than the limit closes the bucket that it joins.
 
     Args:
         sizes_bytes: Size of each tensor in bytes.

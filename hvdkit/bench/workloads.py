@@ -1,8 +1,7 @@
 """The models that optimizers are timed on, each with one fixed random batch.
 
 Three shapes that cost a data-parallel optimizer in different places: a few large tensors
-(bandwidth), many small ones (work per tensor), and a convolutional net (compute). Batches are
-such that computing alone takes some 60, 25 and 150 ms on one core of a server processor.
+(bandwidth), many small ones (work per tensor), and a convolutional net (compute).
 """
 
 from __future__ import annotations

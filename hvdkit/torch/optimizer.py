@@ -234,7 +234,7 @@ def DistributedOptimizer(
         named_parameters: Usually ``model.named_parameters()``; names appear in errors and
             must be equal on all ranks. All parameters of the optimizer must be named.
         compression: ``Compression.none``, ``fp16``, ``bf16``, or a class with ``compress``
-            and ``decompress``, which sees whole flat buffers.
+            and ``decompress``, which sees whole buckets.
         backward_passes_per_step: Backward passes that accumulate before one reduction. Their
             gradients add up unless ``average_aggregated_gradients`` is set. ``step()`` before
             the last of them reduces what there is.
@@ -246,7 +246,9 @@ def DistributedOptimizer(
             instead of buckets by size.
         sparse_as_dense: Reduce sparse gradients in the dense buckets.
         process_set: The ranks to reduce over; others train on their own.
-        bucket_size_mb: Gradients are reduced in flat buffers of about this size in MiB.
+        bucket_size_mb: Gradients share flat buffers (buckets) that are closed at this size in
+            MiB; the first one at 1 MiB, so that communication starts early. A gradient of half
+            the size or more is reduced alone, where it lies.
         clip_grad_norm: Scale gradients to at most this 2-norm, taken over all parameters
             after the reduction and so the same on every rank.
         average_aggregated_gradients: Divide by the passes made, so that k passes equal one
