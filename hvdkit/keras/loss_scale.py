@@ -1,0 +1,41 @@
+"""Loss scaling over ranks: a non-finite gradient on one rank skips the update on all."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+from keras import ops
+
+from hvdkit.keras.backend import allreduce_tensors
+
+__all__ = ["agree_on_finite"]
+
+
+@functools.cache
+def agree_on_finite() -> None:
+    """Let ``LossScaleOptimizer`` ask all ranks, where it holds a distributed optimizer.
+
+    Changes the class once, since Keras itself puts a ``LossScaleOptimizer`` around the compiled
+    optimizer of a ``mixed_float16`` model.
+    """
+    cls: Any = keras.optimizers.LossScaleOptimizer
+    local = cls.check_finite
+
+    @functools.wraps(local)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = local(self, grads)
+        distribution = getattr(self.inner_optimizer, "_hvdkit", None)
+        if distribution is None or distribution.alone:
+            return finite
+        [finite_ranks] = allreduce_tensors(
+            [ops.cast(finite, "float32")],
+            [f"{distribution.options.name}.finite"],
+            prescale_factor=1.0,
+            postscale_factor=1.0,
+            process_set=distribution.options.process_set,
+        )
+        return ops.equal(finite_ranks, float(distribution.options.process_set.size()))
+
+    cls.check_finite = check_finite

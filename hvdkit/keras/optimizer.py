@@ -1,0 +1,304 @@
+"""``DistributedOptimizer``: any Keras 3 optimizer, its gradients reduced before the update."""
+
+from __future__ import annotations
+
+import itertools
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from hvdkit import agreement
+from hvdkit.errors import HvdkitError
+from hvdkit.keras.backend import hvd, is_sparse, is_tensorflow
+from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.compilation import keep_out_of_xla
+from hvdkit.keras.loss_scale import agree_on_finite
+from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions, reduce_gradients
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
+
+# Wrapped in the same order on every rank, so the count names the same optimizer on each.
+_counter = itertools.count()
+
+
+class _Distribution:
+    """What makes one optimizer distributed; hangs on it as ``_hvdkit``."""
+
+    def __init__(
+        self,
+        options: ReductionOptions,
+        alone: bool,
+        clip_grad_norm: float | None,
+        passes_to_sum: int,
+        scale_local_gradients: bool,
+    ) -> None:
+        self.options = options
+        self.alone = alone
+        self.clip_grad_norm = clip_grad_norm
+        self.passes_to_sum = passes_to_sum
+        self.scale_local_gradients = scale_local_gradients
+        self.local_variables: list[Any] = []
+        self.variables: list[Any] = []  # those of the update under way
+
+    def is_local(self, variable: Any) -> bool:
+        return any(variable is local for local in self.local_variables)
+
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients that the update takes."""
+        results = list(gradients)
+        shared = [
+            index for index, variable in enumerate(self.variables) if not self.is_local(variable)
+        ]
+        if not self.alone and shared:
+            reduced = reduce_gradients([results[index] for index in shared], self.options)
+            for index, gradient in zip(shared, reduced, strict=True):
+                results[index] = gradient
+        if self.scale_local_gradients and not self.alone:
+            ranks = self.options.process_set.size()
+            for index in set(range(len(results))) - set(shared):
+                results[index] = results[index] / ranks
+        if self.passes_to_sum > 1:
+            results = [_scale(gradient, self.passes_to_sum) for gradient in results]
+        if self.clip_grad_norm is not None:
+            results = _clip(results, self.clip_grad_norm)
+        return results
+
+    def fill_absent(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Replace None by zeros where another rank has a gradient.
+
+        On TensorFlow a missing gradient is a property of the graph, the same on every rank; on
+        PyTorch it depends on what the forward pass did.
+        """
+        results = list(gradients)
+        if self.alone or is_tensorflow():
+            return results
+        process_set = self.options.process_set
+        present = [gradient is not None for gradient in results]
+        everyone = allgather_object(
+            present, name=f"{self.options.name}.present", process_set=process_set
+        )
+        for index, variable in enumerate(variables):
+            if results[index] is None and any(theirs[index] for theirs in everyone):
+                results[index] = ops.zeros(variable.shape, variable.dtype)
+        return results
+
+
+def is_distributed(optimizer: object) -> bool:
+    """Whether ``optimizer`` came out of ``DistributedOptimizer``, or holds one that did."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return hasattr(inner, "_hvdkit")
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = hvd.Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = hvd.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | None = None,
+    process_set: Any = hvd.global_process_set,
+    scale_local_gradients: bool = True,
+    *,
+    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+    clip_grad_norm: float | None = None,
+) -> Any:
+    """Make ``optimizer`` reduce gradients over all ranks before it updates.
+
+    The optimizer itself is changed and returned: it keeps its class, state and configuration,
+    and is saved as what it is. Gradients are reduced once for each update, whichever way leads
+    to it: ``fit``, a custom ``train_step``, ``apply`` or ``apply_gradients``. Its own clipping,
+    weight decay and moving averages act on reduced gradients.
+
+    Collective: every rank must call, with equal arguments, in the same order.
+
+    Args:
+        optimizer: Any Keras 3 optimizer; for a ``LossScaleOptimizer`` a non-finite gradient
+            on one rank skips the update on all.
+        name: Prefix of the operations' names.
+        device_dense: Horovod's option; operations run where their tensors are.
+        device_sparse: As ``device_dense``.
+        compression: ``hvd.Compression.none``, ``fp16``, or a class with ``compress`` and
+            ``decompress``, which sees whole flat buckets.
+        sparse_as_dense: Reduce ``IndexedSlices`` as dense tensors.
+        gradient_predivide_factor: With ``Average``: divide by it before the sum and by the
+            rest after. By default all of the division comes first, which cannot overflow.
+        op: ``hvd.Average`` (the mean over ranks) or ``hvd.Sum``.
+        backward_passes_per_step: Calls that accumulate before one reduction and update, by
+            Keras's own ``gradient_accumulation_steps``.
+        average_aggregated_gradients: Take the mean over those passes, as Keras's own option
+            does, and not their sum.
+        num_groups: Deprecated in Horovod, use ``groups``.
+        groups: How many buckets to make, instead of buckets by size.
+        process_set: The ranks to reduce over; others train on their own.
+        scale_local_gradients: Divide gradients of variables given to ``register_local_var`` by
+            the number of ranks.
+        bucket_size_mb: Gradients are reduced in buckets of about this size in MiB.
+        clip_grad_norm: Scale gradients to at most this 2-norm, taken over all variables after
+            the reduction and so the same on every rank.
+
+    Returns:
+        ``optimizer``, with ``register_local_var(variable)`` beside its own methods.
+
+    Raises:
+        ValueError: An argument is out of range.
+        RankDisagreementError: Ranks passed different optimizers or options.
+        HvdkitError: ``hvd.init()`` was not called, or the optimizer is wrapped already.
+    """
+    if not hvd.is_initialized():
+        raise HvdkitError("Horovod is not initialized; call hvd.init() before this")
+    if num_groups and groups is None:
+        warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups
+    alone = not process_set.included() or process_set.size() == 1
+    prefix = f"hvdkit.{name or 'optimizer'}{next(_counter)}"
+
+    def build() -> _Distribution:
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                f"expected a keras.optimizers.Optimizer, got {type(optimizer).__name__}"
+            )
+        if is_distributed(optimizer):
+            raise HvdkitError("this optimizer is wrapped already; wrap it once")
+        options = ReductionOptions(
+            name=prefix,
+            op=op,
+            process_set=process_set,
+            compression=compression,
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups,
+            bucket_bytes=int(bucket_size_mb * (1 << 20)),
+            sparse_as_dense=sparse_as_dense,
+        )
+        options.validate()
+        if backward_passes_per_step < 1:
+            raise ValueError(
+                f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}"
+            )
+        if clip_grad_norm is not None and not clip_grad_norm > 0:
+            raise ValueError(f"clip_grad_norm must be positive, not {clip_grad_norm}")
+        return _Distribution(
+            options,
+            alone,
+            clip_grad_norm,
+            1 if average_aggregated_gradients else backward_passes_per_step,
+            scale_local_gradients,
+        )
+
+    if alone:
+        distribution = build()
+    else:
+        gather, ranks = gather_over(process_set), process_set.ranks
+        with agreement.share_errors(f"{prefix}.arguments", gather=gather, ranks=ranks):
+            distribution = build()
+        agreement.demand_equal_entries(
+            "The optimizer",
+            [
+                ("class", f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"),
+                *distribution.options.describe(),
+                ("backward_passes_per_step", str(backward_passes_per_step)),
+                ("average_aggregated_gradients", str(average_aggregated_gradients)),
+                ("clip_grad_norm", str(clip_grad_norm)),
+            ],
+            name=f"{prefix}.agreement",
+            gather=gather,
+            ranks=ranks,
+        )
+    _attach(getattr(optimizer, "inner_optimizer", optimizer), distribution)
+    if backward_passes_per_step > 1:
+        _accumulate(getattr(optimizer, "inner_optimizer", optimizer), backward_passes_per_step)
+    keep_out_of_xla(is_distributed)
+    agree_on_finite()
+    return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer, *args: Any, local_layers: Any = None, **kwargs: Any
+) -> Any:
+    """Like ``DistributedOptimizer``, but the variables of ``local_layers`` stay local to a rank.
+
+    Collective: every rank must call.
+
+    Args:
+        optimizer: As for ``DistributedOptimizer``, as are the further arguments.
+        local_layers: A layer or a list of layers, built already.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers or []
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError("local_layers must be keras.layers.Layer objects")
+    wrapped = DistributedOptimizer(optimizer, *args, **kwargs)
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            wrapped.register_local_var(variable)
+    return wrapped
+
+
+def _attach(optimizer: Any, distribution: _Distribution) -> None:
+    """Bind the reduction to the one object, so that its class and configuration stay plain."""
+    inner = type(optimizer)
+
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        self._hvdkit.variables = list(trainable_variables)
+        return inner._backend_apply_gradients(self, grads, trainable_variables)
+
+    # Every update passes here once, with accumulated gradients if Keras accumulates, before
+    # clipping and weight decay.
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        return inner._clip_gradients(self, self._hvdkit.reduce(grads))
+
+    def _filter_empty_gradients(self: Any, grads: Any, variables: Any) -> Any:
+        grads = self._hvdkit.fill_absent(grads, variables)
+        return inner._filter_empty_gradients(self, grads, variables)
+
+    def register_local_var(self: Any, var: Any) -> None:
+        self._hvdkit.local_variables.append(var)
+
+    # Not the optimizer's own __setattr__, which tracks what it is given as state to save.
+    for method in (
+        _backend_apply_gradients,
+        _clip_gradients,
+        _filter_empty_gradients,
+        register_local_var,
+    ):
+        object.__setattr__(optimizer, method.__name__, types.MethodType(method, optimizer))
+    object.__setattr__(optimizer, "_hvdkit", distribution)
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    if optimizer.gradient_accumulation_steps:
+        raise HvdkitError(
+            "the optimizer has gradient_accumulation_steps already; set either that or "
+            "backward_passes_per_step"
+        )
+    if optimizer.built:
+        raise HvdkitError(
+            "backward_passes_per_step needs an optimizer that is not built yet: wrap it before "
+            "the first step, or create it with gradient_accumulation_steps"
+        )
+    optimizer.gradient_accumulation_steps = passes
+
+
+def _scale(gradient: Any, factor: float) -> Any:
+    if is_sparse(gradient):
+        return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _clip(gradients: list[Any], limit: float) -> list[Any]:
+    dense = [ops.convert_to_tensor(gradient) for gradient in gradients]
+    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in dense]
+    norm = ops.sqrt(sum(squares[1:], squares[0]))
+    factor = ops.minimum(limit / (norm + 1e-6), 1.0)
+    return [
+        _scale(gradient, ops.cast(factor, keras.backend.standardize_dtype(gradient.dtype)))
+        for gradient in gradients
+    ]

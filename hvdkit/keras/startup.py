@@ -1,0 +1,22 @@
+"""``init``: Horovod's, after settings that suit buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdkit.keras.backend import hvd
+from hvdkit.tuning import prefer_settings
+
+__all__ = ["init"]
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """Initialize Horovod; takes what Horovod's ``init`` takes.
+
+    Unless the environment says otherwise, ``HOROVOD_FUSION_THRESHOLD`` is 1 MiB: buckets are
+    reduced in place and not copied into Horovod's own buffer.
+
+    Collective: every rank must call.
+    """
+    prefer_settings()
+    hvd.init(*args, **kwargs)

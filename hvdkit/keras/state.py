@@ -1,0 +1,163 @@
+"""What every rank's model must start with, and that it still holds the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdkit import agreement
+from hvdkit.errors import HvdkitError, ReplicaMismatchError
+from hvdkit.keras.backend import broadcast_bytes, hvd
+from hvdkit.keras.collectives import allgather_object, gather_over
+
+__all__ = ["broadcast_initial_state", "broadcast_variables", "check_replicas"]
+
+CHUNK_BYTES = 128 * 2**20
+
+
+def broadcast_initial_state(
+    model: Any,
+    optimizer: Any = None,
+    root_rank: int = 0,
+    process_set: Any = hvd.global_process_set,
+) -> None:
+    """Give every rank the variables that the root has: of the model and of its optimizer.
+
+    Weights, batch-norm statistics, seeds, and of the optimizer slots, iterations and learning
+    rate. Takes no step, and changes nothing on the root.
+
+    Collective: every rank of ``process_set`` must call.
+
+    Args:
+        model: A built Keras model.
+        optimizer: By default the one that the model was compiled with, if any. One that is
+            built on the root only is built on the others.
+        root_rank: The rank, global, that the others copy.
+        process_set: The ranks that take part.
+
+    Raises:
+        HvdkitError: The model has no variables yet.
+        RankDisagreementError: Ranks hold other names, shapes or dtypes.
+    """
+    optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    if not model.built:
+        raise HvdkitError(
+            "the model has no variables yet; give it an Input, or call it on a batch, first"
+        )
+    if optimizer is not None:
+        built = allgather_object(
+            bool(optimizer.built), name="initial_state.built", process_set=process_set
+        )
+        if any(built) and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
+    broadcast_variables(variables, root_rank, process_set)
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    process_set: Any = hvd.global_process_set,
+) -> None:
+    """Overwrite variables on every rank with the bits that they have on the root.
+
+    All travel together, in pieces of at most 128 MiB.
+
+    Collective: every rank of ``process_set`` must call, outside of ``tf.function``.
+
+    Args:
+        variables: Keras or TensorFlow variables, of the same shapes, dtypes and order on all
+            ranks.
+        root_rank: The rank, global, that the others copy.
+        process_set: The ranks that take part.
+
+    Raises:
+        RankDisagreementError: Ranks hold other shapes or dtypes.
+    """
+    listed = list(variables)
+    agreement.demand_equal_entries(
+        "What is broadcast",
+        [(_name(v), f"{_dtype(v)}{list(v.shape)}") for v in listed],
+        name="broadcast_variables",
+        gather=gather_over(process_set),
+        ranks=process_set.ranks,
+    )
+    is_root = hvd.rank() == root_rank
+    chunk: list[Any] = []
+    size = 0
+    for variable in listed:
+        chunk.append(variable)
+        size += _read(variable).nbytes
+        if size >= CHUNK_BYTES:
+            _broadcast_chunk(chunk, root_rank, is_root, process_set)
+            chunk, size = [], 0
+    if chunk:
+        _broadcast_chunk(chunk, root_rank, is_root, process_set)
+
+
+def _broadcast_chunk(
+    variables: Sequence[Any], root_rank: int, is_root: bool, process_set: Any
+) -> None:
+    arrays = [_read(variable) for variable in variables]
+    flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
+    received = broadcast_bytes(flat, root_rank, name="broadcast_variables", process_set=process_set)
+    if is_root:
+        return
+    start = 0
+    for variable, array in zip(variables, arrays, strict=True):
+        end = start + array.nbytes
+        variable.assign(received[start:end].view(array.dtype).reshape(array.shape))
+        start = end
+
+
+def check_replicas(
+    model: Any, buffers: bool = False, process_set: Any = hvd.global_process_set
+) -> None:
+    """Raise unless every rank holds the same trainable variables, to the last bit.
+
+    Compares a digest of each, so hardly anything travels; every variable is read once.
+
+    Collective: every rank of ``process_set`` must call, outside of ``tf.function``.
+
+    Args:
+        model: The replica of this rank.
+        buffers: Compare the other variables as well. Batch-norm statistics are local to a rank
+            in training.
+        process_set: The ranks to compare.
+
+    Raises:
+        ReplicaMismatchError: On every rank; names the first variable that differs and the
+            ranks that hold each version of it.
+    """
+    variables = model.variables if buffers else model.trainable_variables
+    difference = agreement.find_difference(
+        [(_name(variable), _digest(variable)) for variable in variables],
+        name="check_replicas",
+        gather=gather_over(process_set),
+        ranks=process_set.ranks,
+    )
+    if difference is not None:
+        raise ReplicaMismatchError(
+            f"replicas differ, first at {difference}; broadcast_initial_state makes them equal"
+        )
+
+
+def _digest(variable: Any) -> str:
+    data = _read(variable)
+    digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
+    return f"{_dtype(variable)} {tuple(variable.shape)} digest {digest}"
+
+
+def _read(variable: Any) -> np.ndarray:
+    return np.asarray(variable.numpy(), order="C")
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
+
+
+def _dtype(variable: Any) -> str:
+    return str(getattr(variable.dtype, "name", variable.dtype))

@@ -1,0 +1,22 @@
+"""The Keras adapter by the name that Horovod has for it; see ``hvdkit.keras``.
+
+The one module of this adapter that knows the other; tapes take the reduction from here.
+"""
+
+import keras as _keras
+
+from hvdkit.errors import HvdkitError
+
+if _keras.backend.backend() != "tensorflow":
+    raise HvdkitError(
+        f"hvdkit.tensorflow needs Keras on TensorFlow, and it is set to "
+        f"{_keras.backend.backend()}: set KERAS_BACKEND=tensorflow, or import hvdkit.keras"
+    )
+
+from hvdkit.keras import *  # noqa: F403
+from hvdkit.keras import __all__ as __all__
+from hvdkit.keras.reduction import (
+    DEFAULT_BUCKET_SIZE_MB as DEFAULT_BUCKET_SIZE_MB,
+)
+from hvdkit.keras.reduction import ReductionOptions as ReductionOptions
+from hvdkit.keras.reduction import reduce_gradients as reduce_gradients

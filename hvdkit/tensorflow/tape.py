@@ -1,0 +1,197 @@
+"""``DistributedGradientTape``: gradients of a tape, reduced over all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+import zlib
+from typing import Any
+
+import horovod.tensorflow as _horovod
+import tensorflow as tf
+
+from hvdkit.errors import HvdkitError
+from hvdkit.tensorflow.keras import DEFAULT_BUCKET_SIZE_MB, ReductionOptions, reduce_gradients
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+
+class _Distributed:
+    """What a wrapped tape's class has in front of its own."""
+
+    _options: ReductionOptions
+    _scale_local_gradients: bool
+    _local_sources: list[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Keep the gradient of a variable local to this rank."""
+        self._local_sources.append(source)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """Return what ``tf.GradientTape.gradient`` returns, reduced over all ranks.
+
+        Collective: every rank must call, with sources of the same shapes and dtypes.
+
+        Args:
+            target: As for ``tf.GradientTape.gradient``, as are the others.
+            sources: One variable or a nest of them, of Keras or TensorFlow.
+            output_gradients: Gradients of the target's elements.
+            use_generic_names: Without effect: names never depend on the graph.
+            unconnected_gradients: What is returned for a source that the target does not
+                depend on.
+        """
+        gradients = super().gradient(  # type: ignore[misc]
+            target, sources, output_gradients, unconnected_gradients
+        )
+        flat = tf.nest.flatten(gradients)
+        listed = tf.nest.flatten(sources)
+        results = list(flat)
+        shared = [
+            index
+            for index, (gradient, source) in enumerate(zip(flat, listed, strict=True))
+            if gradient is not None and not self._is_local(source)
+        ]
+        process_set = self._options.process_set
+        if process_set.included() and process_set.size() > 1:
+            if shared:
+                chosen = [flat[index] for index in shared]
+                options = dataclasses.replace(self._options, name=_make_name(chosen))
+                for index, reduced in zip(shared, reduce_gradients(chosen, options), strict=True):
+                    results[index] = reduced
+            if self._scale_local_gradients:
+                for index, source in enumerate(listed):
+                    if results[index] is not None and self._is_local(source):
+                        results[index] = results[index] / process_set.size()
+        return tf.nest.pack_sequence_as(gradients, results)
+
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Return (source, gradient) pairs of local sources, and of all others.
+
+        Collective: every rank must call; see ``gradient``.
+        """
+        gradients = self.gradient(target, sources, output_gradients)
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
+        for source, gradient in zip(sources, gradients, strict=True):
+            (local if self._is_local(source) else shared).append((source, gradient))
+        return local, shared
+
+    def _is_local(self, source: Any) -> bool:
+        return any(source is local for local in self._local_sources)
+
+
+@functools.cache
+def _distributed_class(inner: Any) -> type:
+    return type(inner.__name__, (_Distributed, inner), {"__doc__": inner.__doc__})
+
+
+def _make_name(gradients: list[Any]) -> str:
+    """Name a reduction by what it reduces: the same on every rank, and for every retracing."""
+    layout = repr([(str(g.shape), g.dtype.name) for g in gradients])
+    return f"hvdkit.tape.{zlib.crc32(layout.encode()):08x}"
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = _horovod.Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = _horovod.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = _horovod.global_process_set,
+    scale_local_gradients: bool = True,
+    *,
+    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+) -> Any:
+    """Make ``gradtape.gradient`` return gradients that are reduced over all ranks.
+
+    The tape itself is changed and returned. Dense gradients of one dtype travel in a few large
+    buckets; ``IndexedSlices`` are gathered; None stays None. Works inside ``tf.function``, where
+    buckets travel while the rest of the backward pass runs.
+
+    Args:
+        gradtape: A ``tf.GradientTape``, inside or after its ``with`` block.
+        device_dense: Horovod's option; operations run where their tensors are.
+        device_sparse: As ``device_dense``.
+        compression: ``Compression.none``, ``fp16``, or a class with ``compress`` and
+            ``decompress``, which sees whole flat buckets.
+        sparse_as_dense: Reduce ``IndexedSlices`` as dense tensors.
+        op: ``Average`` (the mean over ranks) or ``Sum``.
+        gradient_predivide_factor: With ``Average``: divide by it before the sum and by the
+            rest after.
+        num_groups: Deprecated in Horovod, use ``groups``.
+        groups: How many buckets to make, instead of buckets by size.
+        process_set: The ranks to reduce over.
+        scale_local_gradients: Divide gradients of local sources by the number of ranks.
+        bucket_size_mb: Gradients are reduced in buckets of about this size in MiB.
+
+    Returns:
+        ``gradtape``.
+
+    Raises:
+        ValueError: An argument is out of range.
+        HvdkitError: ``hvd.init()`` was not called, or the tape is wrapped already.
+    """
+    if not _horovod.is_initialized():
+        raise HvdkitError("Horovod is not initialized; call hvd.init() before this")
+    if isinstance(gradtape, _Distributed):
+        raise HvdkitError("this tape is wrapped already; wrap it once")
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"expected a tf.GradientTape, got {type(gradtape).__name__}")
+    if num_groups and groups is None:
+        warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups
+    options = ReductionOptions(
+        name="hvdkit.tape",
+        op=op,
+        process_set=process_set,
+        compression=compression,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        bucket_bytes=int(bucket_size_mb * (1 << 20)),
+        sparse_as_dense=sparse_as_dense,
+    )
+    options.validate()
+    wrapped: Any = gradtape
+    inner: Any = type(gradtape)
+    wrapped.__class__ = _distributed_class(inner)
+    wrapped._options = options
+    wrapped._scale_local_gradients = scale_local_gradients
+    wrapped._local_sources = []
+    return wrapped
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape, *args: Any, local_layers: Any = None, **kwargs: Any
+) -> Any:
+    """Like ``DistributedGradientTape``, but variables of ``local_layers`` stay local to a rank.
+
+    Args:
+        gradtape: As for ``DistributedGradientTape``, as are the further arguments.
+        local_layers: A layer or a list of layers, built already.
+    """
+    layers = [local_layers] if hasattr(local_layers, "trainable_weights") else local_layers or []
+    if not all(hasattr(layer, "trainable_weights") for layer in layers):
+        raise ValueError("local_layers must be Keras layers")
+    wrapped = DistributedGradientTape(gradtape, *args, **kwargs)
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            wrapped.register_local_source(variable)
+    return wrapped
