@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hvdkit.cli.names import split_names
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -23,23 +25,19 @@ def bench() -> None:
     """Measure training speed against other ways of doing the same."""
 
 
-def _split(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(filter(None, (name.strip() for name in value.split(","))))
-
-
 @bench.command()
 @click.option(
     "--models",
     default="mlp,many-small,cnn",
     show_default=True,
-    callback=_split,
+    callback=split_names,
     help="Models to train, separated by commas.",
 )
 @click.option(
     "--candidates",
     default="hvdkit,horovod,ddp,single",
     show_default=True,
-    callback=_split,
+    callback=split_names,
     help="Each is compared with those after it; 'single' never communicates: the limit.",
 )
 @click.option("--rounds", default=15, show_default=True, help="Turns of each candidate.")

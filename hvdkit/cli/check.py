@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from hvdkit.cli.install import parse_names
+from hvdkit.cli.names import split_names
 
 __all__ = ["check", "report_checks"]
 
@@ -20,7 +20,7 @@ __all__ = ["check", "report_checks"]
 )
 @click.option(
     "--frameworks",
-    callback=parse_names,
+    callback=split_names,
     metavar="LIST",
     help="torch, tensorflow or torch,tensorflow. [default: those that Horovod was built for]",
 )

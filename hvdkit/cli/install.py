@@ -6,22 +6,15 @@ from typing import NoReturn
 
 import click
 
+from hvdkit.cli.names import split_names
+
 __all__ = ["install"]
-
-
-def parse_names(
-    ctx: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[str, ...] | None:
-    """Split a comma-separated list; None stays None."""
-    if value is None:
-        return None
-    return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 @click.command()
 @click.option(
     "--frameworks",
-    callback=parse_names,
+    callback=split_names,
     metavar="LIST",
     help="torch, tensorflow or torch,tensorflow. [default: those installed]",
 )

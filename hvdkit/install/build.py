@@ -17,7 +17,7 @@ from hvdkit.install.process import end_process_group
 from hvdkit.install.sdist import HOROVOD_VERSION
 from hvdkit.install.tools import cmake_program, join_python_path
 
-__all__ = ["BUILD_RECORD", "build_wheel", "describe_build", "prepare_source"]
+__all__ = ["BUILD_RECORD", "build_wheel", "describe_build", "make_environment", "prepare_source"]
 
 BUILD_RECORD = "hvdkit_build.json"
 # Variables that would change the build behind the plan's back; those that say where a
@@ -81,7 +81,7 @@ def build_wheel(
     scratch.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", "setup.py", "bdist_wheel", "--dist-dir", str(out)]
-    environment = _make_environment(plan, tools, scratch)
+    environment = make_environment(plan, tools, scratch)
     lines: list[str] = []
     with log.open("w", encoding="utf-8") as sink:
         sink.write(f"# {' '.join(command)}\n")
@@ -116,7 +116,8 @@ def build_wheel(
     return wheels[0]
 
 
-def _make_environment(plan: Plan, tools: Path, scratch: Path) -> Mapping[str, str]:
+def make_environment(plan: Plan, tools: Path, scratch: Path) -> Mapping[str, str]:
+    """Return the variables of the build: the user's, overruled by the plan's."""
     environment = {
         name: value for name, value in os.environ.items() if not _OVERRULED.fullmatch(name)
     }

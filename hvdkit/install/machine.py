@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "free_disk_bytes", "look_at_machine"]
+__all__ = ["GIB", "Machine", "free_disk_bytes", "look_at_machine"]
 
 GIB = 1 << 30
 # Instruction sets that Horovod's build turns on when the building machine has them.

@@ -13,7 +13,14 @@ from hvdkit.errors import BuildError
 from hvdkit.install.toolchain import Toolchain
 from hvdkit.install.versions import release
 
-__all__ = ["find_missing_packages", "install_packages", "join_python_path", "run_pip"]
+__all__ = [
+    "cmake_program",
+    "find_missing_packages",
+    "find_missing_runtime",
+    "install_packages",
+    "join_python_path",
+    "run_pip",
+]
 
 # setuptools builds wheels by itself from 70.1; older ones would need the wheel package.
 BUILD_REQUIREMENTS = {"setuptools": (70, 1), "packaging": ()}

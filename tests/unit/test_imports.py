@@ -93,6 +93,29 @@ def test_imports_go_one_way(name, path):
     assert not wrong
 
 
+def list_exports(path):
+    """Return the literal ``__all__`` of a module; None where it is computed or absent."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            try:
+                return ast.literal_eval(node.value)
+            except ValueError:
+                return None
+    return None
+
+
+def test_what_a_module_takes_from_another_is_in_all_of_it():
+    exports = {name: list_exports(path) for name, path in MODULES}
+    for name, names in exports.items():
+        assert names is None or names == sorted(names), f"{name}: sort __all__"
+    for name, path in MODULES:
+        for imported in find_imports(name, path):
+            source, _, taken = imported.rpartition(".")
+            if imported in exports or exports.get(source) is None or taken in ("*", "__all__"):
+                continue
+            assert taken in exports[source], f"{name} takes {taken} from {source}"
+
+
 @pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
 def test_frameworks_are_imported_where_they_belong(name, path):
     part = find_part(name)

@@ -21,13 +21,6 @@ build_info = collections.OrderedDict([('cpu_compiler', 'clang'), {entries}])
 """
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """Give a folder of packages that stands in for every other one."""
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    return tmp_path
-
-
 def add_distribution(site, name, version):
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()

@@ -19,12 +19,6 @@ RECORD = {
 }
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    return tmp_path
-
-
 def add_horovod(site, files):
     folder = site / "horovod-0.28.1.dist-info"
     folder.mkdir()

@@ -111,6 +111,21 @@ def test_nccl():
     assert plan.missing == ()
 
 
+def test_a_static_nccl_is_not_linked_as_a_shared_one():
+    static = dataclasses.replace(NCCL, library=NCCL.library.with_name("libnccl_static.a"))
+    tools = dataclasses.replace(WITH_CUDA, nccl=static)
+    plan = plan_for(Options(gpu="nccl"), installed={"torch": TORCH_CUDA}, tools=tools)
+    assert "HOROVOD_NCCL_LINK" not in plan.environment
+
+
+def test_a_rocm_build_is_told_so():
+    rocm = dataclasses.replace(TORCH, version="2.13.0+rocm7", rocm="7.0")
+    plan = plan_for(Options(gpu="nccl"), installed={"torch": rocm}, tools=WITH_CUDA)
+    assert plan.environment["HOROVOD_GPU"] == "ROCM"
+    cuda = plan_for(Options(gpu="nccl"), installed={"torch": TORCH_CUDA}, tools=WITH_CUDA)
+    assert "HOROVOD_GPU" not in cuda.environment
+
+
 def test_nccl_for_a_cpu_build_is_refused_by_name():
     with pytest.raises(BuildError, match=r"torch 2\.13\.0\+cpu is a CPU build"):
         plan_for(Options(gpu="nccl"), tools=WITH_CUDA)
@@ -187,6 +202,13 @@ def test_the_version_of_mpi_and_nccl_changes_the_key():
     cuda = {"options": Options(gpu="nccl"), "installed": {"torch": TORCH_CUDA}}
     newer = dataclasses.replace(WITH_CUDA, nccl=dataclasses.replace(NCCL, version="2.28.0"))
     assert plan_for(**cuda, tools=newer).key != plan_for(**cuda, tools=WITH_CUDA).key
+
+
+def test_the_gpu_architectures_change_the_key_of_a_cuda_build_alone():
+    chosen = {"HOROVOD_BUILD_CUDA_CC_LIST": "90"}
+    cuda = {"installed": {"torch": TORCH_CUDA}, "tools": WITH_CUDA}
+    assert plan_for(**cuda, environ=chosen).key != plan_for(**cuda).key
+    assert plan_for(environ=chosen).key == KEY
 
 
 def test_a_cuda_build_of_torch_is_told_where_cuda_is():
