@@ -1,9 +1,15 @@
-"""Horovod's settings that suit flat buckets; what the user has set stays."""
+"""Settings that suit many workers: Horovod's, for flat buckets, and threads a worker."""
 
 import os
+import warnings
 from collections.abc import MutableMapping
 
-__all__ = ["FUSION_THRESHOLD_BYTES", "prefer_settings"]
+__all__ = [
+    "FUSION_THRESHOLD_BYTES",
+    "prefer_settings",
+    "share_cores",
+    "warn_of_too_many_threads",
+]
 
 # Horovod copies whatever is ready at the same time into a buffer of its own and back, up to
 # 128 MB by default. Buckets are large enough to travel alone, in place; small operations still
@@ -19,3 +25,20 @@ def prefer_settings(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     if environ.get("HOROVOD_AUTOTUNE", "0") == "0":
         environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_THRESHOLD_BYTES))
+
+
+def share_cores(workers: int) -> int:
+    """Return how many of the cores that this process may run on fall to each of ``workers``."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def warn_of_too_many_threads(threads: int, workers: int) -> None:
+    """Warn the caller's caller if ``workers`` with ``threads`` each are more than the cores."""
+    cores = len(os.sched_getaffinity(0))
+    if workers * threads > cores:
+        warnings.warn(
+            f"{workers} workers with {threads} threads each share {cores} cores: steps slow down "
+            "when threads wait for a core; start fewer workers, or lower OMP_NUM_THREADS",
+            RuntimeWarning,
+            stacklevel=3,
+        )

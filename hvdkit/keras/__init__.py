@@ -5,6 +5,7 @@ A script that says ``import horovod.tensorflow.keras as hvd`` (or ``horovod.kera
 """
 
 from hvdkit.keras.backend import hvd as _hvd
+from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.schedule import scale_learning_rate
@@ -76,11 +77,13 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "pick_device",
     "rank",
     "reducescatter",
     "remove_process_set",
     "rocm_built",
     "scale_learning_rate",
+    "set_threads",
     "shutdown",
     "size",
     "start_timeline",

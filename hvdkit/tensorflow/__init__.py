@@ -73,7 +73,9 @@ from hvdkit.tensorflow.keras import (
     broadcast_variables,
     check_replicas,
     init,
+    pick_device,
     scale_learning_rate,
+    set_threads,
 )
 from hvdkit.tensorflow.optimizer import DistributedOptimizer
 from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -133,6 +135,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "pick_device",
     "process_set_included_op",
     "rank",
     "rank_op",
@@ -141,6 +144,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "scale_learning_rate",
+    "set_threads",
     "shutdown",
     "size",
     "size_op",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 import horovod.torch as _horovod
 import torch
 
 from hvdkit.errors import EnvironmentMismatchError
+from hvdkit.tuning import share_cores, warn_of_too_many_threads
 
 __all__ = ["pick_device", "set_threads"]
 
@@ -50,21 +50,16 @@ def set_threads(threads: int | None = None) -> int:
     Raises:
         ValueError: ``threads`` below one.
     """
-    cores, workers = len(os.sched_getaffinity(0)), _count_workers()
+    workers = _count_workers()
     if threads is None:
         # With the variable set torch has followed it already.
         from_variable = os.environ.get("OMP_NUM_THREADS")
-        threads = torch.get_num_threads() if from_variable else max(1, cores // workers)
+        threads = torch.get_num_threads() if from_variable else share_cores(workers)
     if threads < 1:
         raise ValueError(f"a worker needs at least 1 thread; got {threads}")
     torch.set_num_threads(threads)
-    if workers * threads > cores and _horovod.local_rank() == 0:
-        warnings.warn(
-            f"{workers} workers with {threads} threads each share {cores} cores: steps slow down "
-            "when threads wait for a core; start fewer workers, or lower OMP_NUM_THREADS",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if _horovod.local_rank() == 0:
+        warn_of_too_many_threads(threads, workers)
     return threads
 
 

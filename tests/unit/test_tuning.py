@@ -1,8 +1,16 @@
-"""Settings of Horovod: preferred ones, and that the user's stay."""
+"""Settings of Horovod: preferred ones, and that the user's stay; threads a worker."""
+
+import os
+import warnings
 
 import pytest
 
-from hvdkit.tuning import FUSION_THRESHOLD_BYTES, prefer_settings
+from hvdkit.tuning import (
+    FUSION_THRESHOLD_BYTES,
+    prefer_settings,
+    share_cores,
+    warn_of_too_many_threads,
+)
 
 
 def test_buckets_are_not_fused_again():
@@ -16,3 +24,19 @@ def test_what_the_user_has_set_stays(chosen):
     environ = dict(chosen)
     prefer_settings(environ)
     assert environ == chosen
+
+
+def test_cores_are_shared_out_and_none_goes_without():
+    cores = len(os.sched_getaffinity(0))
+    assert share_cores(1) == cores
+    assert share_cores(cores) == 1
+    assert share_cores(cores + 1) == 1
+
+
+def test_more_threads_than_cores_are_named():
+    cores = len(os.sched_getaffinity(0))
+    with pytest.warns(RuntimeWarning, match=f"2 workers with {cores} threads each share {cores} "):
+        warn_of_too_many_threads(cores, workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_too_many_threads(1, workers=cores)
