@@ -4,7 +4,9 @@ A script that says ``import horovod.tensorflow.keras as hvd`` (or ``horovod.kera
 ``import hvdkit.keras as hvd`` instead.
 """
 
+from hvdkit.keras import callbacks
 from hvdkit.keras.backend import hvd as _hvd
+from hvdkit.keras.callbacks import rank_zero
 from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -60,6 +62,7 @@ __all__ = [
     "broadcast_initial_state",
     "broadcast_object",
     "broadcast_variables",
+    "callbacks",
     "ccl_built",
     "check_replicas",
     "cross_rank",
@@ -79,6 +82,7 @@ __all__ = [
     "nccl_built",
     "pick_device",
     "rank",
+    "rank_zero",
     "reducescatter",
     "remove_process_set",
     "rocm_built",

@@ -21,6 +21,7 @@ __all__ = [
     "hvd",
     "is_sparse",
     "is_tensorflow",
+    "make_dense",
 ]
 
 _HOROVOD = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
@@ -42,6 +43,16 @@ def is_tensorflow() -> bool:
 def is_sparse(gradient: Any) -> bool:
     """Whether a gradient is TensorFlow's ``IndexedSlices``; on PyTorch Keras has dense ones."""
     return is_tensorflow() and type(gradient).__name__ == "IndexedSlices"
+
+
+def make_dense(gradient: Any) -> Any:
+    """Return ``IndexedSlices`` as a tensor, equal indices added up; other gradients as they are."""
+    if not is_sparse(gradient):
+        return gradient
+    # Not keras.ops.convert_to_tensor, which leaves them sparse.
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(gradient)
 
 
 def allreduce_tensors(

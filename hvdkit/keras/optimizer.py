@@ -13,7 +13,7 @@ from keras import ops
 
 from hvdkit import agreement
 from hvdkit.errors import HvdkitError
-from hvdkit.keras.backend import hvd, is_sparse, is_tensorflow
+from hvdkit.keras.backend import hvd, is_sparse, is_tensorflow, make_dense
 from hvdkit.keras.collectives import allgather_object, gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
 from hvdkit.keras.loss_scale import agree_on_finite
@@ -294,7 +294,7 @@ def _scale(gradient: Any, factor: float) -> Any:
 
 
 def _clip(gradients: list[Any], limit: float) -> list[Any]:
-    dense = [ops.convert_to_tensor(gradient) for gradient in gradients]
+    dense = [make_dense(gradient) for gradient in gradients]
     squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in dense]
     norm = ops.sqrt(sum(squares[1:], squares[0]))
     factor = ops.minimum(limit / (norm + 1e-6), 1.0)

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from hvdkit.buckets import plan_buckets, split_evenly
-from hvdkit.keras.backend import allreduce_tensors, hvd, is_sparse, is_tensorflow
+from hvdkit.keras.backend import allreduce_tensors, hvd, is_sparse, is_tensorflow, make_dense
 
 __all__ = ["DEFAULT_BUCKET_SIZE_MB", "ReductionOptions", "reduce_gradients"]
 
@@ -103,7 +103,7 @@ def reduce_gradients(gradients: Sequence[Any], options: ReductionOptions) -> lis
     """
     results = list(gradients)
     if options.sparse_as_dense:
-        results = [ops.convert_to_tensor(g) if is_sparse(g) else g for g in results]
+        results = [make_dense(gradient) for gradient in results]
     dense = [index for index, g in enumerate(results) if not is_sparse(g)]
     plan = _plan([results[index] for index in reversed(dense)], options)
     buckets = [[dense[-1 - position] for position in bucket] for bucket in plan]

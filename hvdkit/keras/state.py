@@ -23,6 +23,8 @@ def broadcast_initial_state(
     optimizer: Any = None,
     root_rank: int = 0,
     process_set: Any = hvd.global_process_set,
+    *,
+    local_variables: Iterable[Any] = (),
 ) -> None:
     """Give every rank the variables that the root has: of the model and of its optimizer.
 
@@ -37,6 +39,7 @@ def broadcast_initial_state(
             built on the root only is built on the others.
         root_rank: The rank, global, that the others copy.
         process_set: The ranks that take part.
+        local_variables: Variables that keep what they hold.
 
     Raises:
         HvdkitError: The model has no variables yet.
@@ -54,7 +57,8 @@ def broadcast_initial_state(
         if any(built) and not optimizer.built:
             optimizer.build(model.trainable_variables)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
-    broadcast_variables(variables, root_rank, process_set)
+    kept = {id(variable) for variable in local_variables}
+    broadcast_variables((v for v in variables if id(v) not in kept), root_rank, process_set)
 
 
 def broadcast_variables(
@@ -118,7 +122,8 @@ def check_replicas(
 ) -> None:
     """Raise unless every rank holds the same trainable variables, to the last bit.
 
-    Compares a digest of each, so hardly anything travels; every variable is read once.
+    Compares a digest of each, so hardly anything travels; every variable is read once. Those
+    given to ``register_local_var`` of the model's optimizer may differ.
 
     Collective: every rank of ``process_set`` must call, outside of ``tf.function``.
 
@@ -132,9 +137,12 @@ def check_replicas(
         ReplicaMismatchError: On every rank; names the first variable that differs and the
             ranks that hold each version of it.
     """
+    optimizer = getattr(model, "optimizer", None)
+    distribution = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_hvdkit", None)
+    local = {id(variable) for variable in getattr(distribution, "local_variables", ())}
     variables = model.variables if buffers else model.trainable_variables
     difference = agreement.find_difference(
-        [(_name(variable), _digest(variable)) for variable in variables],
+        [(_name(v), _digest(v)) for v in variables if id(v) not in local],
         name="check_replicas",
         gather=gather_over(process_set),
         ranks=process_set.ranks,
