@@ -151,6 +151,7 @@ class GradientBucket:
         self._densified = [slot for slot in slots if slot.sparse_dim is not None]
         for slot in slots:
             slot.bucket, slot.view, slot.reduced = self, None, False
+            slot.ready = slot.written = -1  # launches count anew
         self.expect()
 
     def expect(self) -> None:
