@@ -16,9 +16,12 @@ __all__ = ["BuildDisplay", "show_plan"]
 LINE_EVERY_PERCENT = 10
 
 
-def show_plan(plan: Plan, cached: Path | None) -> None:
-    """Print the plan as a table."""
-    table = Table("", "Plan", show_lines=False, title="hvdkit install", title_justify="left")
+def show_plan(plan: Plan, cached: Path | None, edits: bool = False) -> None:
+    """Print the plan as a table; name the compatibility edits one by one if asked to."""
+    table = Table(title="hvdkit install", title_justify="left")
+    # Folded, since the end of a path must not be cut off.
+    for heading in ("", "Plan"):
+        table.add_column(heading, overflow="fold")
     for framework in plan.frameworks:
         gpu = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
         gpu = f"ROCm {framework.rocm}" if framework.rocm else gpu
@@ -32,7 +35,10 @@ def show_plan(plan: Plan, cached: Path | None) -> None:
     table.add_row("make", _describe(tools.make))
     table.add_row("CMake", _describe(tools.cmake, "to be got through pip"))
     table.add_row("jobs", str(plan.jobs))
-    table.add_row("edits", ", ".join(edit.name for edit in plan.edits))
+    names = (
+        ": " + ", ".join(edit.name for edit in plan.edits) if edits else "; --dry-run names them"
+    )
+    table.add_row("source edits", f"{len(plan.edits)} for compatibility{names}")
     table.add_row("wheel", f"in the cache: {cached}" if cached else f"to be built, key {plan.key}")
     console = Console(highlight=False)
     console.print(table)

@@ -34,6 +34,7 @@ __all__ = ["check", "report_checks"]
 )
 @click.option(
     "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
     metavar="S",
@@ -55,6 +56,11 @@ def check(
     from hvdkit.errors import HvdkitError
     from hvdkit.install.installed import find_horovod
 
+    if horovodrun_options and not horovodrun_options[0].startswith("-"):
+        # horovodrun would take it for the command to start.
+        raise click.UsageError(f"{horovodrun_options[0]!r} is no option of horovodrun")
+    if frameworks == ():
+        raise HvdkitError("--frameworks is empty; give one or more of: torch, tensorflow.")
     horovod = find_horovod()
     if horovod is None:
         raise HvdkitError("Horovod is not installed in this environment; run: hvdkit install")
@@ -68,6 +74,11 @@ def check(
     names = frameworks or tuple(horovod.libraries)
     if not names:
         raise HvdkitError("This Horovod was built for no framework; run: hvdkit install")
+    controllers = horovod.record.get("controllers")
+    if isinstance(controllers, list) and controller not in controllers:
+        raise HvdkitError(
+            f"This Horovod was built without {controller.upper()}; run: hvdkit install --with-mpi"
+        )
     if not report_checks(names, np, controller, hosts, horovodrun_options, deadline):
         raise SystemExit(1)
 
@@ -103,7 +114,8 @@ def report_checks(
                 ranks = ", ".join(map(str, outcome.errors))
                 cells.append(f"failed on {ranks}" if ranks else "ok")
         table.add_row(check_name, *cells)
-    console.print(table)
+    if any(results):
+        console.print(table)
     for proof in proofs:
         if proof.passed:
             continue
@@ -113,5 +125,5 @@ def report_checks(
             for rank, error in outcome.errors.items():
                 console.print(f"  {outcome.name}, rank {rank}: {error}", markup=False)
         for line in proof.last_lines:
-            console.print(f"  | {line}", markup=False)
+            console.print(f"  | {line}", markup=False, soft_wrap=True)
     return all(proof.passed for proof in proofs)

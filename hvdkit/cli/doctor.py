@@ -33,13 +33,21 @@ def doctor(as_json: bool) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("", "found", "what to do")
+        table = Table()
+        for heading in ("", "found", "what to do"):
+            table.add_column(heading, overflow="fold")
         for finding in findings:
             style = STYLES[finding.level]
             level = "" if finding.level == "ok" else f"{finding.level}: "
             table.add_row(
                 Text(finding.topic, style), Text(level + finding.text), Text(finding.remedy)
             )
-        Console(highlight=False).print(table)
+        console = Console(highlight=False)
+        console.print(table)
+        if not faults:
+            console.print("No faults.")
+        else:
+            count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+            console.print(f"{count}; the last column says what mends it.")
     if faults:
         raise SystemExit(1)

@@ -55,38 +55,43 @@ def install(
     The wheel is kept in a cache ($HVDKIT_CACHE_DIR, or hvdkit under ~/.cache), so that the next
     environment with the same frameworks needs no compilation.
     """
-    import shutil
-
     from hvdkit.cli.build_display import BuildDisplay, show_plan
     from hvdkit.install.cache import WheelCache, cache_root
     from hvdkit.install.plan import Options
+    from hvdkit.install.sdist import verify
     from hvdkit.install.steps import (
+        copy_wheel,
         draw_plan,
         install_wheel,
         is_installed,
         obtain_wheel,
         require_buildable,
+        require_writable,
     )
 
     signal.signal(signal.SIGTERM, _stop)
     root = cache_root()
     plan = draw_plan(Options(frameworks, mpi, gpu, jobs), root)
     cached = WheelCache(root).find(plan.key)
-    show_plan(plan, cached)
+    show_plan(plan, cached, edits=dry_run)
     if dry_run:
+        if sdist is not None:
+            verify(sdist)
         if cached is None:
             require_buildable(plan)
         return
     if wheel_dir is None and not force and is_installed(plan):
         click.echo("Horovod is installed as planned; nothing to do (--force builds it again).")
         return
+    if wheel_dir is not None:
+        if cached is None or force:
+            require_buildable(plan)
+        require_writable(wheel_dir)
     with BuildDisplay() as display:
         wheel, built = obtain_wheel(plan, root, display, sdist, force)
     click.echo(f"{'Built' if built else 'Found in the cache:'} {wheel}")
     if wheel_dir is not None:
-        wheel_dir.mkdir(parents=True, exist_ok=True)
-        copy = Path(shutil.copy2(wheel, wheel_dir))
-        click.echo(f"On each node: pip install --no-deps {copy}")
+        click.echo(f"On each node: pip install --no-deps {copy_wheel(wheel, wheel_dir)}")
         return
     install_wheel(wheel)
     click.echo("Installed Horovod.")

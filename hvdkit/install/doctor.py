@@ -90,7 +90,7 @@ def examine_horovod(horovod: InstalledHorovod | None) -> Iterator[Finding]:
             "horovod",
             "fault",
             f"{len(horovod.lost)} of its files are gone, the first is {horovod.lost[0]}",
-            f"{MEND} --force",
+            MEND,
         )
     if missing := find_missing_runtime():
         yield Finding("horovod", "fault", f"it imports what is absent: {', '.join(missing)}", MEND)
@@ -126,7 +126,7 @@ def _examine_probes(
     horovod: InstalledHorovod | None, probes: Mapping[str, Probe]
 ) -> Iterator[Finding]:
     if horovod is not None and not horovod.libraries:
-        yield Finding("library", "fault", "Horovod has no native library", f"{MEND} --force")
+        yield Finding("library", "fault", "Horovod has no native library", MEND)
     for name, probe in probes.items():
         if probe.error:
             text = f"the {name} library does not load: {probe.error}"
@@ -153,7 +153,7 @@ def _examine_launcher(horovod: InstalledHorovod | None) -> Iterator[Finding]:
     own = Path(sysconfig.get_path("scripts")) / "horovodrun"
     found = shutil.which("horovodrun")
     if not own.is_file():
-        yield Finding("horovodrun", "fault", f"{own} is not there", f"{MEND} --force")
+        yield Finding("horovodrun", "fault", f"{own} is not there", MEND)
     elif found is None:
         yield Finding(
             "horovodrun",

@@ -54,7 +54,8 @@ def find_horovod() -> InstalledHorovod | None:
     # Not distribution.files: from Python 3.12 on it leaves out the files that are gone.
     for file, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         place = Path(str(distribution.locate_file(file)))
-        if place.suffix in (".py", ".so", ".json") and not place.is_file():
+        kept = place.suffix in (".py", ".so", ".json") or place.name == "horovodrun"
+        if kept and not place.is_file():
             lost.append(file)
         for name, stem in _LIBRARIES.items():
             if file.startswith(stem + ".") and place.suffix == ".so" and place.is_file():

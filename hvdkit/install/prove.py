@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,9 @@ __all__ = ["Outcome", "Proof", "check_framework"]
 
 # horovodrun ends its workers within 5 s of SIGTERM; killing it sooner would orphan them.
 GRACE_S = 15.0
+# How horovodrun ("[0]<stderr>:") and mpirun ("[1,0]<stderr>:") mark what a worker printed.
+_WORKER_LINE = re.compile(r"\[[\d,]+\]<std(out|err)>:")
+_LAST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Proof:
         framework: "torch" or "tensorflow".
         outcomes: One a check, in the order in which they ran.
         failure: What went wrong with the run as a whole, or "".
-        last_lines: The end of the workers' output, when something went wrong.
+        last_lines: The end of what the workers printed, or of the launcher's own words if they
+            printed nothing, when something went wrong.
     """
 
     framework: str
@@ -139,7 +144,9 @@ def judge(framework: str, np: int, lines: Sequence[str], failure: str) -> Proof:
         failure = "no worker reported anything"
     troubled = failure or any(outcome.errors for outcome in outcomes)
     others = [line for line in lines if MARK not in line]
-    return Proof(framework, outcomes, failure, tuple(others[-15:]) if troubled else ())
+    # The launcher's traceback comes after the workers' and says only that one of them failed.
+    words = [line for line in others if _WORKER_LINE.match(line)] or others
+    return Proof(framework, outcomes, failure, tuple(words[-_LAST_LINES:]) if troubled else ())
 
 
 def _make_environment() -> dict[str, str]:

@@ -28,11 +28,13 @@ from hvdkit.install.tools import (
 
 __all__ = [
     "Listener",
+    "copy_wheel",
     "draw_plan",
     "install_wheel",
     "is_installed",
     "obtain_wheel",
     "require_buildable",
+    "require_writable",
 ]
 
 
@@ -105,7 +107,41 @@ def obtain_wheel(
                 return wheel, False
             return _build(plan, root, cache, listener, sdist), True
     except OSError as error:
-        raise BuildError(f"{error.strerror}: {error.filename or root}") from error
+        raise BuildError(
+            f"{error.strerror}: {error.filename or root}. Set HVDKIT_CACHE_DIR to a folder that "
+            "you may write to, on a disk with room."
+        ) from error
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder that is to get the wheel, before minutes of work are done for it.
+
+    Raises:
+        BuildError: It cannot be made, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _refuse_wheel_dir(folder, error) from error
+
+
+def copy_wheel(wheel: Path, folder: Path) -> Path:
+    """Copy a wheel into a folder for other nodes, whole or not at all; return the copy.
+
+    Raises:
+        BuildError: The file system refuses.
+    """
+    copy, part = folder / wheel.name, folder / f".{wheel.name}.{os.getpid()}"
+    try:
+        shutil.copy2(wheel, part)
+        part.replace(copy)
+    except OSError as error:
+        raise _refuse_wheel_dir(folder, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return copy
 
 
 def is_installed(plan: Plan) -> bool:
@@ -131,6 +167,12 @@ def install_wheel(wheel: Path) -> None:
     run_pip(
         ["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel)],
         f"install {wheel.name}",
+    )
+
+
+def _refuse_wheel_dir(folder: Path, error: OSError) -> BuildError:
+    return BuildError(
+        f"Cannot write to {folder}: {error.strerror}. Give another folder with --wheel-dir."
     )
 
 

@@ -89,6 +89,9 @@ def test_a_deadline_ends_every_worker():
         (("--np", "two"), 2, "not a valid integer"),
         (("--frameworks", "mxnet"), 1, "was not built for 'mxnet'"),
         (("--controller", "smoke"), 2, "smoke"),
+        (("--frameworks", ""), 1, "--frameworks is empty"),
+        (("--deadline", "0"), 2, "0.0 is not in the range"),
+        (("stray",), 2, "'stray' is no option of horovodrun"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, code, message):
@@ -96,6 +99,15 @@ def test_bad_input_is_one_clear_error(arguments, code, message):
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_controller_that_is_not_built_in_is_said_without_workers():
+    if "mpi" in find_horovod().record["controllers"]:
+        pytest.skip("this Horovod has both controllers")
+    done = run_hvdkit("check", "--controller", "mpi")
+    assert done.returncode == 1
+    assert "built without MPI; run: hvdkit install --with-mpi" in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_horovodrun_that_fails_is_a_failure_with_its_last_lines():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdkit.errors import BuildError
 from hvdkit.install.build import prepare_source
 from hvdkit.install.cache import WheelCache, cache_root
 from hvdkit.install.compatibility import EDITS
@@ -24,7 +25,7 @@ from hvdkit.install.frameworks import find_frameworks
 from hvdkit.install.installed import find_horovod
 from hvdkit.install.plan import Options
 from hvdkit.install.sdist import SDIST_SHA256, fetch_sdist, unpack
-from hvdkit.install.steps import draw_plan
+from hvdkit.install.steps import copy_wheel, draw_plan
 from tests.system.command import ROOT, find_processes_naming, make_environment, run_hvdkit
 
 COMBINATIONS = [
@@ -188,6 +189,67 @@ def test_dry_run_shows_the_plan_and_does_nothing(tmp_path):
     assert "gloo-stall-ranks" in done.stdout
     assert "to be built, key " in done.stdout
     assert not (tmp_path / "cache").exists()
+    broken = tmp_path / "horovod-0.28.1.tar.gz"
+    broken.write_bytes(b"no archive")
+    done = run_hvdkit(
+        "install", "--dry-run", "--sdist", broken, HVDKIT_CACHE_DIR=tmp_path / "cache"
+    )
+    assert done.returncode == 1
+    assert f"expected {SDIST_SHA256}" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("install", "--dry-run")])
+def test_a_narrow_terminal_without_unicode_cuts_nothing_off(command, tmp_path):
+    """Nor does a table fail for want of a character that would say so."""
+    root = tmp_path / ("cache" * 20)
+    plan = draw_plan(Options(), root)
+    stored = WheelCache(root).store(plan.key, make_wheel(tmp_path), plan.material)
+    done = run_hvdkit(*command, HVDKIT_CACHE_DIR=root, COLUMNS="60", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    words = "".join(line.strip("|").rsplit("|")[-1].strip() for line in done.stdout.splitlines())
+    if command[0] == "install":
+        assert str(stored) in words
+
+
+def make_wheel(folder):
+    """Make a file that the cache takes for a wheel."""
+    wheel = folder / "horovod-0.28.1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("horovod/__init__.py", "")
+    return wheel
+
+
+def test_a_folder_that_cannot_get_the_wheel_is_said_before_the_build(tmp_path):
+    root = tmp_path / "cache"
+    for folder in ("/proc/wheels", "/dev/null/wheels"):
+        done = run_hvdkit("install", "--wheel-dir", folder, HVDKIT_CACHE_DIR=root)
+        assert done.returncode == 1
+        (line,) = done.stderr.strip().splitlines()
+        assert f"Cannot write to {folder}: " in line
+        assert line.endswith("Give another folder with --wheel-dir.")
+    assert not root.exists()
+
+
+def test_a_wheel_is_copied_whole_or_not_at_all(tmp_path):
+    wheel = make_wheel(tmp_path)
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    assert copy_wheel(wheel, folder).read_bytes() == wheel.read_bytes()
+    (folder / wheel.name).unlink()
+    (folder / wheel.name).mkdir()  # no file can take its place
+    with pytest.raises(BuildError, match=f"Cannot write to {folder}: .*--wheel-dir"):
+        copy_wheel(wheel, folder)
+    assert [path.name for path in folder.iterdir()] == [wheel.name]
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run_hvdkit("install", "--force", HVDKIT_CACHE_DIR=tmp_path / "file")
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.endswith(
+        "Set HVDKIT_CACHE_DIR to a folder that you may write to, on a disk with room."
+    )
 
 
 def test_what_make_test_installed_is_what_the_plan_says():

@@ -87,7 +87,14 @@ def test_lost_files_are_a_fault(site):
     horovod = find_horovod()
     assert horovod.lost == ("horovod/__init__.py",)
     faults = [f for f in examine_horovod(horovod) if f.level == "fault" and "gone" in f.text]
-    assert [fault.remedy for fault in faults] == ["hvdkit install --force"]
+    assert [fault.remedy for fault in faults] == ["hvdkit install"]
+
+
+def test_a_lost_launcher_is_a_lost_file(site):
+    add_horovod(site, {TORCH_LIBRARY: "", "../bin/horovodrun": ""})
+    assert find_horovod().lost == ()
+    (site.parent / "bin/horovodrun").unlink()
+    assert find_horovod().lost == ("../bin/horovodrun",)
 
 
 @pytest.mark.parametrize(

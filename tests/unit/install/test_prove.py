@@ -52,3 +52,14 @@ def test_a_failed_launch_fails_though_all_reported():
 def test_no_workers_is_an_error(np):
     with pytest.raises(HvdkitError, match=f"at least 1, found {np}"):
         check_framework("torch", np)
+
+
+def test_the_workers_words_come_before_the_launchers_traceback():
+    workers = [f"[{rank}]<stderr>:ImportError: no such library" for rank in range(2)]
+    launcher = ["Traceback (most recent call last):", "RuntimeError: exited with non-zero"] * 20
+    proof = judge("torch", 2, [*workers, *launcher], "horovodrun exited with code 1")
+    assert proof.last_lines == tuple(workers)
+    under_mpi = ["[1,0]<stderr>:ImportError: no such library"]
+    assert judge("torch", 1, [*under_mpi, *launcher], "failed").last_lines == tuple(under_mpi)
+    # No worker got as far as that: then it is the launcher that knows.
+    assert judge("torch", 2, launcher, "failed").last_lines[-1] == launcher[-1]
