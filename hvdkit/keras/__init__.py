@@ -6,6 +6,7 @@ A script that says ``import horovod.tensorflow.keras as hvd`` (or ``horovod.kera
 
 from hvdkit.keras import callbacks
 from hvdkit.keras.backend import hvd as _hvd
+from hvdkit.keras.buffers import average_buffers
 from hvdkit.keras.callbacks import rank_zero
 from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
@@ -57,6 +58,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allreduce",
+    "average_buffers",
     "average_metrics",
     "broadcast",
     "broadcast_initial_state",

@@ -21,6 +21,7 @@ __all__ = [
     "hvd",
     "is_sparse",
     "is_tensorflow",
+    "sum_array",
     "make_dense",
 ]
 
@@ -119,6 +120,17 @@ def broadcast_bytes(data: np.ndarray, root_rank: int, *, name: str, process_set:
     """
     return np.asarray(
         hvd.broadcast(_to_tensor(data), root_rank, name=f"hvdkit.{name}", process_set=process_set)
+    )
+
+
+def sum_array(array: np.ndarray, *, name: str, process_set: Any) -> np.ndarray:
+    """Return the sum of the ranks' arrays, taken on the CPU.
+
+    Collective: every rank of ``process_set`` must call, with arrays of the same shape and dtype
+    and the same ``name``, outside of ``tf.function``.
+    """
+    return np.asarray(
+        hvd.allreduce(_to_tensor(array), op=hvd.Sum, name=f"hvdkit.{name}", process_set=process_set)
     )
 
 

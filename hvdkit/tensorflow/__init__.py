@@ -68,6 +68,7 @@ from horovod.tensorflow import (
 )
 
 from hvdkit.tensorflow.keras import (
+    average_buffers,
     average_metrics,
     broadcast_initial_state,
     broadcast_variables,
@@ -99,6 +100,7 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "alltoall",
+    "average_buffers",
     "average_metrics",
     "broadcast",
     "broadcast_",
