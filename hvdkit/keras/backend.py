@@ -21,8 +21,8 @@ __all__ = [
     "hvd",
     "is_sparse",
     "is_tensorflow",
-    "sum_array",
     "make_dense",
+    "sum_array",
 ]
 
 _HOROVOD = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
