@@ -154,6 +154,18 @@ def check_the_passes_of_a_step_can_be_changed():
         optimizer.set_backward_passes_per_step(0)
 
 
+def check_a_parameter_frozen_between_the_backward_pass_and_the_step():
+    for options in [{}, {"process_set": hvd.add_process_set([0])}]:  # and a rank on its own
+        model = build_model()
+        optimizer = hvd.DistributedOptimizer(_sgd(model, weight_decay=0.1), **options)
+        compute_loss(model, take_part(make_batches(1)[0])).backward()
+        model[2].weight.requires_grad_(False)
+        optimizer.step()
+        assert torch.equal(model[2].weight, build_model()[2].weight)
+        assert not torch.equal(model[2].bias, build_model()[2].bias)
+    hvd.remove_process_set(optimizer.process_set)
+
+
 def check_skip_synchronize_takes_gradients_as_they_are():
     model, reference = build_model(), build_model()
     optimizer = hvd.DistributedOptimizer(_sgd(model), backward_passes_per_step=2)
