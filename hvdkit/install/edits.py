@@ -49,16 +49,6 @@ class When:
         found = release(target.versions[self.framework])
         return found >= self.at_least and (not self.below or found < self.below)
 
-    def __str__(self) -> str:
-        if self.framework is None:
-            return "always"
-        parts = [self.framework]
-        if self.at_least:
-            parts.append(">= " + ".".join(map(str, self.at_least)))
-        if self.below:
-            parts.append("< " + ".".join(map(str, self.below)))
-        return " ".join(parts)
-
 
 @dataclass(frozen=True)
 class Edit:

@@ -121,7 +121,7 @@ def make_plan(
         jobs=jobs,
         edits=edits,
         environment=_build_environment(frameworks, mpi, options.gpu, nccl, jobs, toolchain),
-        missing=tuple(_find_missing(toolchain, options.gpu, free_bytes)),
+        missing=tuple(_find_missing(toolchain, options.gpu, free_bytes, environ)),
         material=_collect_material(
             frameworks, mpi, options.gpu, nccl, edits, machine, toolchain, environ
         ),
@@ -168,9 +168,11 @@ def _require_gpu_builds(frameworks: tuple[Framework, ...]) -> None:
             )
 
 
-def _find_missing(toolchain: Toolchain, gpu: str | None, free_bytes: int):
+def _find_missing(
+    toolchain: Toolchain, gpu: str | None, free_bytes: int, environ: Mapping[str, str]
+):
     if toolchain.compiler is None:
-        cxx = os.environ.get("CXX")
+        cxx = environ.get("CXX")
         yield (f"the C++ compiler that CXX names ({cxx})" if cxx else "a C++ compiler", "g++")
     if toolchain.make is None:
         yield "make", "make"

@@ -50,11 +50,6 @@ def test_conditions(when, version, holds):
     assert when.holds(Target({"torch": version} if version else {})) is holds
 
 
-def test_a_condition_says_itself():
-    assert str(When()) == "always"
-    assert str(When("torch", at_least=(2, 1), below=(3,))) == "torch >= 2.1 < 3"
-
-
 def test_an_edit_replaces_exactly_its_text(tmp_path):
     path = tmp_path / "a/b.txt"
     path.parent.mkdir()

@@ -162,6 +162,13 @@ def test_all_that_is_missing_is_one_line_that_installs_it():
     assert message.endswith("apt-get install g++ make python3-dev")
 
 
+def test_a_compiler_that_the_user_named_and_that_is_missing_is_named():
+    plan = plan_for(
+        tools=dataclasses.replace(TOOLS, compiler=None), environ={"CXX": "/opt/gcc-14/g++"}
+    )
+    assert plan.missing == (("the C++ compiler that CXX names (/opt/gcc-14/g++)", "g++"),)
+
+
 def test_little_disk_is_missing():
     with pytest.raises(BuildError, match=r"0\.5 GiB are free, 1\.5 are needed.*TMPDIR"):
         require_buildable(plan_for(free=GIB // 2))
