@@ -1,4 +1,4 @@
-"""``torch.amp.GradScaler``: gradients must be reduced before it looks at them."""
+"""``torch.amp.GradScaler``: gradients must be reduced before it looks, and a skipped step ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def reduce_before_unscaling(is_distributed: Callable[[object], bool]) -> None:
 
     After a complete accumulation window they are reduced already. In an incomplete one, and
     on a rank that ran no backward pass, ranks would see different gradients and some would
-    skip the step that others wait in. GradScaler has no hook for this, so its method is
-    wrapped, once.
+    skip the step that others wait in. A step that all of them skip ends the window as one
+    that is taken does. GradScaler has no hooks for this, so its methods are wrapped, once.
     """
     original = torch.amp.GradScaler._unscale_grads_
     if hasattr(original, "_reduces_first"):
@@ -29,5 +29,15 @@ def reduce_before_unscaling(is_distributed: Callable[[object], bool]) -> None:
             optimizer.synchronize()
         return original(self, optimizer, *args, **kwargs)
 
+    step_unless_infinite = torch.amp.GradScaler._maybe_opt_step
+
+    @functools.wraps(step_unless_infinite)
+    def maybe_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step_unless_infinite(self, optimizer, *args, **kwargs)
+        if is_distributed(optimizer):
+            optimizer._reducer.end_window()
+        return result
+
     unscale._reduces_first = True  # type: ignore[attr-defined]
     torch.amp.GradScaler._unscale_grads_ = unscale  # type: ignore[method-assign]
+    torch.amp.GradScaler._maybe_opt_step = maybe_step  # type: ignore[method-assign]

@@ -60,7 +60,6 @@ class Slot:
 
     __slots__ = (
         "bucket",
-        "fired",
         "large",
         "name",
         "param",
@@ -68,8 +67,6 @@ class Slot:
         "reduced",
         "sparse_dim",
         "view",
-        "window",
-        "written",
     )
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
@@ -79,10 +76,7 @@ class Slot:
         self.bucket: GradientBucket | DirectGradient | None = None
         self.view: torch.Tensor | None = None
         self.sparse_dim: int | None = None  # set when the gradient is sparse
-        self.window = 0  # the accumulation window that `fired` counts in
-        self.fired = 0  # backward passes of that window that reached the parameter
-        self.ready = -1  # the last launch of the bucket for which it counted as ready
-        self.written = -1  # the last launch for which its gradient was written ahead
+        self.ready = -1  # the last filling of the bucket for which it counted as ready
         self.reduced = False  # `param.grad` is a result that no pass has added to since
 
     def accept(self, result: torch.Tensor | None) -> None:
@@ -144,18 +138,37 @@ class GradientBucket:
         self.in_flight = False
         self.done = False  # reduced in this backward pass, with no gradient since
         self.pending = 0
-        self._launches = 0
+        self._filling = 0  # counts how often the bucket began to fill
+        self._ahead: dict[Slot, float] = {}  # written before the launch, times what
         self._name, self._process_set, self._compression = name, process_set, compression
         self._flat: _FlatBuffer | None = None
         self._missing: list[int] = []
         self._densified = [slot for slot in slots if slot.sparse_dim is not None]
         for slot in slots:
             slot.bucket, slot.view, slot.reduced = self, None, False
-            slot.ready = slot.written = -1  # launches count anew
+            slot.ready = -1  # fillings count anew
         self.expect()
+
+    def outdated(self) -> bool:
+        """Whether parameters were converted (``model.to(...)``) since the plan.
+
+        A conversion changes ``param.grad`` in place: our views of the buffer are elsewhere then.
+        """
+        flat = self._flat
+        if flat is None:
+            return False
+        dtype = flat.buffer.dtype
+        return (
+            list(map(torch.Tensor.data_ptr, self._views)) != self._addresses
+            or any(slot.param.dtype != dtype for slot in self.slots)
+            or self.slots[0].param.device != flat.buffer.device
+        )
 
     def expect(self) -> None:
         """Count the gradients that must come in a backward pass before the bucket is full."""
+        for slot in list(self._ahead):  # of a pass that broke off
+            self.take_back(slot)
+        self._filling += 1
         self.done = False
         self._expected = self.pending = sum(slot.param.requires_grad for slot in self.slots)
 
@@ -173,6 +186,8 @@ class GradientBucket:
         for slot, offset in zip(self.slots, offsets, strict=True):
             strides = torch.empty_like(slot.param, device="meta").stride()
             slot.view = buffer.as_strided(slot.param.shape, strides, offset)
+        self._views = [slot.view for slot in self.slots if slot.view is not None]
+        self._addresses = [view.data_ptr() for view in self._views]
         real = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
         wire = make_wire(real, self._name, self._process_set, self._compression)
         self._flat = _FlatBuffer(buffer, buffer[end:], wire)
@@ -181,9 +196,9 @@ class GradientBucket:
     def add(self, slot: Slot, now: Round) -> None:
         """Count a gradient that is ready; the one that fills the bucket launches it."""
         self.done = False
-        if slot.ready == self._launches:
+        if slot.ready == self._filling:
             return
-        slot.ready = self._launches
+        slot.ready = self._filling
         if slot.large and now.active:
             self._write_at_once(slot, now)
         self.pending -= 1
@@ -197,9 +212,15 @@ class GradientBucket:
         if grad.requires_grad:
             refuse_graph(slot)
         flat = self._flat or self._allocate()
-        torch.mul(grad, flat.factor(now), out=slot.view)
+        self._ahead[slot] = factor = flat.factor(now)
+        torch.mul(grad, factor, out=slot.view)
         slot.param.grad = slot.view
-        slot.written = self._launches
+
+    def take_back(self, slot: Slot) -> None:
+        """Let a gradient that was written ahead be added to before the launch."""
+        factor = self._ahead.pop(slot, None)
+        if factor is not None and slot.view is not None and slot.param.grad is slot.view:
+            slot.view.div_(factor)
 
     def launch(self, now: Round) -> None:
         """Write what is not yet written and start the all-reduce."""
@@ -209,9 +230,9 @@ class GradientBucket:
         sources: list[torch.Tensor] = []
         moved: list[Slot] = []
         missing: list[int] = []
-        launches, active, strided = self._launches, now.active, torch.strided
+        ahead, active, strided = self._ahead, now.active, torch.strided
         for index, slot in enumerate(self.slots):
-            if slot.written == launches:
+            if ahead and slot in ahead and slot.param.grad is slot.view:
                 continue
             param, view = slot.param, slot.view
             assert view is not None
@@ -247,7 +268,8 @@ class GradientBucket:
             flat.flags[missing] = 0.0
         self._missing = missing
         self.in_flight = True
-        self._launches += 1
+        self._filling += 1
+        self._ahead.clear()
         flat.wire.start(now.postscale)
 
     def finish(self, now: Round) -> None:

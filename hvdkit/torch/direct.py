@@ -1,7 +1,8 @@
 """A gradient large enough to travel alone: all-reduced where autograd put it.
 
 Its place in a flat buffer would cost a copy and the memory of the buffer, and win nothing: the
-operation's fixed cost is small beside the transfer.
+operation's fixed cost is small beside the transfer. Memory that others hold too is copied all
+the same: what autograd puts into ``param.grad`` may be a view of what it still works on.
 """
 
 from __future__ import annotations
@@ -30,18 +31,30 @@ class DirectGradient:
         self.absent: torch.Tensor | None = None  # the result, where this rank had no gradient
         self._name, self._process_set = name, process_set
         self._handle: Any = None
+        self._sent: torch.Tensor | None = None  # what is in flight
+        self._kind = (slot.param.dtype, slot.param.device)
         slot.bucket, slot.view, slot.reduced = self, None, False
+
+    def outdated(self) -> bool:
+        """Whether the parameter was converted since the plan."""
+        return self._kind != (self.slot.param.dtype, self.slot.param.device)
 
     def expect(self) -> None:
         """A backward pass begins."""
         self.done = False
 
+    def take_back(self, slot: Slot) -> None:
+        """Let a gradient be added to: nothing to do before it is launched."""
+
     def add(self, slot: Slot, now: Round) -> None:
-        """Launch: the gradient is ready."""
-        self.launch(now)
+        """Launch: autograd has just made or completed the gradient."""
+        self._launch(now, made_by_autograd=True)
 
     def launch(self, now: Round) -> None:
         """Scale the gradient and start the all-reduce."""
+        self._launch(now, made_by_autograd=False)
+
+    def _launch(self, now: Round, *, made_by_autograd: bool) -> None:
         slot, param = self.slot, self.slot.param
         grad = param.grad
         if grad is None or not now.active or not param.requires_grad:
@@ -54,14 +67,17 @@ class DirectGradient:
                 slot.sparse_dim = grad.sparse_dim()
                 grad = grad.to_dense()
             factor = now.scale * now.reopen if slot.holds_result() else now.scale
+            # One that was put there by hand is the caller's.
+            ours = made_by_autograd or getattr(grad, "_hvdkit_reduced", False)
             strides = torch.empty_like(param, device="meta").stride()
-            if grad.stride() == strides:
+            if ours and grad.stride() == strides and _is_sole_owner(grad):
                 buffer = grad.mul_(factor) if factor != 1.0 else grad
-            else:  # put there by hand: autograd's own follow the parameter
+            else:
                 buffer = torch.empty_like(param, requires_grad=False)
                 torch.mul(grad, factor, out=buffer)
             param.grad = buffer
         self.done, self.in_flight = False, True
+        self._sent = buffer
         # Flat: Horovod takes no strides of channels_last, but they leave no gap either.
         self._handle = allreduce_async_(
             buffer.as_strided((buffer.numel(),), (1,), buffer.storage_offset()),
@@ -75,11 +91,17 @@ class DirectGradient:
         """Wait for the all-reduce; afterwards ``param.grad`` is the reduced gradient."""
         self.in_flight, self.done = False, True
         synchronize(self._handle)
-        self._handle = None
-        if self.absent is None:
-            grad, sparse_dim = self.slot.param.grad, self.slot.sparse_dim
-            assert grad is not None
-            self.slot.accept(grad if sparse_dim is None else grad.to_sparse(sparse_dim))
+        sent, self._handle, self._sent = self._sent, None, None
+        # If it was taken away meanwhile (a pass broke off and gradients were cleared), it stays so.
+        if sent is not None and self.absent is None and self.slot.param.grad is sent:
+            sparse_dim = self.slot.sparse_dim
+            self.slot.accept(sent if sparse_dim is None else sent.to_sparse(sparse_dim))
+
+
+def _is_sole_owner(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares the memory of ``tensor``."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) == 2  # `tensor` and `storage`
 
 
 class Presence:

@@ -49,7 +49,6 @@ class GradientReducer:
         self._enabled = True  # False inside no_sync()
         self._active = True
         self._active_ranks: int | None = None
-        self._window = 0
         self._plans = 0
         self._dirty = False
         self._start_window()
@@ -78,10 +77,10 @@ class GradientReducer:
 
         # The hooks must not keep the reducer alive: an optimizer that is dropped stops
         # reducing at once, and so on every rank alike.
-        def after(param: torch.Tensor) -> None:
+        def after(param: Any) -> None:
             reducer = myself()
             if reducer is not None:
-                reducer._on_gradient(slot)
+                reducer._on_gradient(slot, final=_comes_last(param, hooks[0].id))
 
         def before(grad: torch.Tensor) -> None:
             reducer = myself()
@@ -89,7 +88,7 @@ class GradientReducer:
                 reducer._before_gradient(slot)
 
         hooks = [slot.param.register_post_accumulate_grad_hook(after)]
-        if self.options.reopens:
+        if self.options.reopens or slot.large:
             hooks.append(slot.param.register_hook(before))
         self._hooks[id(slot.param)] = hooks
         for hook in hooks:
@@ -105,10 +104,10 @@ class GradientReducer:
     # -- the window ------------------------------------------------------------------------
 
     def _start_window(self) -> None:
-        self._window += 1
         self._passes_ended = 0
-        self._most_fired = 0
-        self._tasks: set[int] = set()  # the backward passes (graph tasks) under way
+        # Graph tasks of the pass under way: several if it calls backward() within itself.
+        self._tasks: set[int] = set()
+        self._outermost: int | None = None
         self._dirty = False  # a gradient was added to since the last round
         self._reduced = False  # a round has taken place in this window
         self._reduced_passes = 1
@@ -142,9 +141,14 @@ class GradientReducer:
         self._factors = None
 
     @property
+    def unreduced(self) -> bool:
+        """Whether a gradient was added to since the last reduction."""
+        return self._dirty
+
+    @property
     def passes(self) -> int:
         """Passes made in this window, the one under way included; at least one."""
-        return max(self._passes_ended + bool(self._tasks), self._most_fired, 1)
+        return max(self._passes_ended + bool(self._tasks), 1)
 
     def _now(self) -> Round:
         if self._factors is None:
@@ -159,20 +163,20 @@ class GradientReducer:
     # -- what autograd calls ---------------------------------------------------------------
 
     def _before_gradient(self, slot: Slot) -> None:
-        if slot.holds_result() and (grad := slot.param.grad) is not None:
-            grad.mul_(self._now().reopen)
+        grad, bucket = slot.param.grad, slot.bucket
+        if grad is not None:
+            if not _accumulates(slot.param):
+                return
+            if bucket is not None:
+                bucket.take_back(slot)
+            if self.options.reopens and slot.holds_result():
+                grad.mul_(self._now().reopen)
         slot.reduced = False
 
-    def _on_gradient(self, slot: Slot) -> None:
-        if slot.window == self._window:
-            slot.fired += 1
-        else:
-            slot.window, slot.fired = self._window, 1
+    def _on_gradient(self, slot: Slot, final: bool) -> None:
         task = torch._C._current_graph_task_id()
         if task not in self._tasks:
             self._begin_backward(task)
-        if slot.fired > self._most_fired:
-            self._most_fired, self._factors = slot.fired, None
         self._dirty = True
         bucket = slot.bucket
         if bucket is None:
@@ -183,17 +187,50 @@ class GradientReducer:
                 f"{slot.name!r} got a second gradient in one backward pass while the first was "
                 "being reduced; use torch.utils.checkpoint with use_reentrant=False"
             )
-        if not self._enabled or slot.fired < self.options.backward_passes_per_step:
+        if not final or not self._enabled or self.passes < self.options.backward_passes_per_step:
             return
-        bucket.add(slot, self._now())
+        if task == self._outermost or not self.options.average_aggregated_gradients:
+            # Else it may be added to once more and be divided by other passes than the rest.
+            bucket.add(slot, self._now())
 
     def _begin_backward(self, task: int) -> None:
         self._check_world()
-        if not self._tasks:
-            self._expect()
+        enclosing = _find_custom_backward()
+        if not self._tasks or (enclosing is None and self._outermost is not None):
+            self._begin_pass()
         self._tasks.add(task)
         self._factors = None
-        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+        callback = self._drain
+        if enclosing is None:
+            self._outermost, callback = task, self._end_pass
+        else:
+            # A nested pass (reentrant checkpointing): more gradients may come after it, or none
+            # that would call us before the outer pass ends.
+            self._follow(enclosing)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def _follow(self, node: Any) -> None:
+        """Notice the graph task that ``node`` runs in, once it comes to the nodes behind."""
+
+        def notice(_: Any) -> None:
+            for handle in handles:
+                handle.remove()
+            task = torch._C._current_graph_task_id()
+            if task not in self._tasks:
+                self._begin_backward(task)
+
+        handles = [
+            behind.register_prehook(notice)
+            for behind, _ in node.next_functions
+            if behind is not None
+        ]
+
+    @torch.no_grad()
+    def _begin_pass(self) -> None:
+        self._drain()  # of a pass that broke off
+        self._tasks.clear()
+        self._outermost = None
+        self._expect()
 
     def _expect(self) -> None:
         """Start to fill buckets; what was trainable last time may be frozen now."""
@@ -201,12 +238,7 @@ class GradientReducer:
             reduction.expect()
 
     @torch.no_grad()
-    def _on_backward_end(self) -> None:
-        if _inside_custom_backward():
-            # A nested pass (reentrant checkpointing) ended: more gradients will come, so only
-            # what is under way is brought to an end.
-            self._drain()
-            return
+    def _end_pass(self) -> None:
         self._tasks.clear()
         self._passes_ended += 1
         self._factors = None
@@ -248,7 +280,9 @@ class GradientReducer:
         self._reduced_passes = self.passes
         self._factors = None
 
+    @torch.no_grad()
     def _drain(self) -> None:
+        """Bring what is under way to an end."""
         for reduction in self._reductions():
             if reduction.in_flight:
                 reduction.finish(self._now())
@@ -278,6 +312,8 @@ class GradientReducer:
         # know nothing of our plan.
         if mpi_ops._handle_map is not self._world:
             self.restart()
+        elif not self._tasks and any(reduction.outdated() for reduction in self._eager):
+            self._forget_plan()
 
     def _plan(self) -> None:
         index = {id(slot.param): position for position, slot in enumerate(self._unplanned)}
@@ -293,11 +329,33 @@ class GradientReducer:
         self._unplanned, self._ready_order = [], {}
 
 
-def _inside_custom_backward() -> bool:
-    """Whether a backward pass runs inside the backward of an autograd function."""
+def _accumulates(param: torch.nn.Parameter) -> bool:
+    """Whether the backward pass under way adds to ``param.grad``: autograd.grad() does not."""
+    try:
+        return torch._C._will_engine_execute_node(
+            torch.autograd.graph.get_gradient_edge(param).node
+        )
+    except RuntimeError:  # what it raises inside autograd.grad()
+        return False
+
+
+def _comes_last(param: Any, own_id: int) -> bool:
+    """Whether no hook of the user's runs after the reducer's; next time none will.
+
+    One that does may change the gradient or take it away.
+    """
+    hooks = param._post_accumulate_grad_hooks
+    if len(hooks) == 1 or next(reversed(hooks)) == own_id:
+        return True
+    hooks[own_id] = hooks.pop(own_id)
+    return False
+
+
+def _find_custom_backward() -> Any:
+    """The autograd function inside whose ``backward`` this is called, innermost, or None."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code is BackwardCFunction.apply.__code__:
-            return True
+            return frame.f_locals["self"]
         frame = frame.f_back
-    return False
+    return None
