@@ -102,6 +102,11 @@ class _Distributed:
         """
         return self._reducer.no_sync()
 
+    @property
+    def unreduced(self) -> bool:
+        """Whether backward passes added to gradients since they were last reduced."""
+        return self._reducer.unreduced
+
     def set_participation(self, active: bool, active_ranks: int | None) -> None:
         """Set whether this rank's gradients count, and over how many ranks the mean is.
 

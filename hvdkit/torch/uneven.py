@@ -13,8 +13,10 @@ from hvdkit.agreement import format_ranks
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.collectives import broadcast_object
 
-# What a rank reports before each iteration.
+# What a rank reports before each iteration. Above it: one bit for each optimizer that has
+# gradients of an accumulation window still to be reduced.
 _HAS_BATCH, _REPEATS, _HAS_NONE, _FAILED = range(4)
+_STATES = 4
 
 __all__ = ["UnevenBatches", "uneven_inputs"]
 
@@ -43,7 +45,7 @@ class UnevenBatches(Iterator[Any]):
     def __next__(self) -> Any:
         """Return the next batch of this rank, or its last one again while others go on."""
         state, error = self._fetch()
-        states = self._exchange(state)
+        states, unreduced = self._exchange(state)
         failed = [
             rank for rank, s in zip(self._process_set.ranks, states, strict=True) if s == _FAILED
         ]
@@ -53,6 +55,11 @@ class UnevenBatches(Iterator[Any]):
         holders = [
             rank for rank, s in zip(self._process_set.ranks, states, strict=True) if s == _HAS_BATCH
         ]
+        if len(holders) != self.active_ranks:
+            # What was accumulated so far counts with the ranks of its time.
+            for optimizer, any_rank in zip(self._optimizers, unreduced, strict=True):
+                if any_rank:
+                    optimizer.synchronize()
         self.active = state == _HAS_BATCH
         self.active_ranks = len(holders)
         if not holders:
@@ -85,12 +92,19 @@ class UnevenBatches(Iterator[Any]):
         self._has_batch = True
         return _HAS_BATCH, None
 
-    def _exchange(self, state: int) -> list[int]:
-        states = torch.zeros(self._process_set.size(), dtype=torch.int32)
-        states[self._process_set.rank()] = state
-        return allreduce(
-            states, op=Sum, name="hvdkit.uneven_inputs", process_set=self._process_set
-        ).tolist()
+    def _exchange(self, state: int) -> tuple[list[int], list[bool]]:
+        """Return the states of all ranks, and which optimizers have something to reduce."""
+        for bit, optimizer in enumerate(self._optimizers):
+            state += optimizer.unreduced * (_STATES << bit)
+        reports = torch.zeros(self._process_set.size(), dtype=torch.int64)
+        reports[self._process_set.rank()] = state
+        reports = allreduce(
+            reports, op=Sum, name="hvdkit.uneven_inputs", process_set=self._process_set
+        )
+        unreduced = [
+            bool((reports & (_STATES << bit)).any()) for bit in range(len(self._optimizers))
+        ]
+        return (reports % _STATES).tolist(), unreduced
 
 
 @contextmanager

@@ -59,6 +59,40 @@ def check_every_rank_runs_the_same_number_of_iterations():
             assert all(torch.equal(batch, lent) for batch in seen)
 
 
+def check_ranks_that_run_out_in_the_middle_of_an_accumulation_window():
+    for counts in COUNTS:
+        for op, averaged in [(hvd.Average, True), (hvd.Average, False), (hvd.Sum, False)]:
+            model = make_model()
+            optimizer = wrap(
+                model, op=op, backward_passes_per_step=2, average_aggregated_gradients=averaged
+            )
+            passes = 0
+            with uneven_inputs(make_batches(counts, hvd.rank()), optimizer) as batches:
+                for passes, batch in enumerate(batches, 1):
+                    if passes % 2:
+                        optimizer.zero_grad()
+                    loss_of(model, batch).backward()
+                    if passes % 2 == 0:
+                        optimizer.step()
+            if passes % 2:  # the last window is half a one
+                optimizer.step()
+            check_replicas(model)
+
+            reference = make_model()
+            plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+            everything = [make_batches(counts, rank) for rank in range(hvd.size())]
+            for first in range(0, max(counts), 2):
+                plain.zero_grad()
+                window = range(first, min(first + 2, max(counts)))
+                for i in window:
+                    losses = [loss_of(reference, b[i]) for b in everything if i < len(b)]
+                    ranks = len(losses) if op == hvd.Average else 1
+                    (sum(losses) / ranks / (len(window) if averaged else 1)).backward()
+                plain.step()
+            for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
 def check_training_is_the_mean_over_the_ranks_still_active():
     """The reference: one process that averages the gradients of the batches there are."""
     for counts in COUNTS:
