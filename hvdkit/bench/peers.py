@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["ADAPTERS", "CANDIDATES", "ENVIRONMENT", "Trainee", "prepare"]
+__all__ = ["ADAPTERS", "CANDIDATES", "ENVIRONMENT", "TIMEOUT_S", "Trainee", "prepare"]
 
 ADAPTERS = {"hvdkit": "hvdkit.torch", "horovod": "horovod.torch"}
 CANDIDATES = (*ADAPTERS, "ddp", "single")
