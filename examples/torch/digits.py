@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hvdkit.torch as hvd
 
+COUNT = click.IntRange(min=1)
+
 
 def load_splits() -> tuple[TensorDataset, TensorDataset]:
     """Return training and held-out images (float32, 1 x 8 x 8, 0 to 1) with their labels."""
@@ -58,8 +60,10 @@ def evaluate(model: nn.Module, dataset: Dataset, device: torch.device) -> float:
 
 
 @click.command()
-@click.option("--epochs", default=10, show_default=True)
-@click.option("--batch-size", default=32, show_default=True, help="Samples a worker and step.")
+@click.option("--epochs", type=COUNT, default=10, show_default=True)
+@click.option(
+    "--batch-size", type=COUNT, default=32, show_default=True, help="Samples a worker and step."
+)
 @click.option("--lr", default=0.02, show_default=True, help="For one worker; scaled by workers.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--seed", default=0, show_default=True)

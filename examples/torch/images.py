@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import click
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -38,13 +39,15 @@ class ImageFolder(Dataset):
         from PIL import Image
 
         self.open, self.size, self.augment = Image.open, size, augment
-        self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        self.classes = sorted(path.name for path in folder.glob("*") if path.is_dir())
         self.samples = [
             (path, label)
             for label, name in enumerate(self.classes)
             for path in sorted((folder / name).rglob("*"))
             if path.suffix.lower() in SUFFIXES
         ]
+        if not self.samples:
+            raise click.ClickException(f"found no CLASS/IMAGE in {folder}")
 
     def __len__(self) -> int:
         """Return the number of images."""

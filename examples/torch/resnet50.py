@@ -22,13 +22,15 @@ from torch.utils.data import DataLoader, Dataset
 import hvdkit.torch as hvd
 
 CLASSES = 10  # of the synthetic images
+COUNT = click.IntRange(min=1)
 
 
 def load_splits(folder: Path | None, size: int, images: int) -> tuple[Dataset, Dataset, int]:
     """Return training images, validation images and the number of classes."""
     if folder is None:
         training = SyntheticImages(images, size, CLASSES)
-        return training, SyntheticImages(images // 4, size, CLASSES), CLASSES
+        validation = SyntheticImages(max(images // 4, hvd.size()), size, CLASSES)
+        return training, validation, CLASSES
     training = ImageFolder(folder / "train", size, augment=True)
     validation = ImageFolder(folder / "validation", size, augment=False)
     if training.classes != validation.classes:
@@ -52,12 +54,12 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, amp: bo
 
 @click.command()
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--images", default=1024, show_default=True, help="Synthetic ones, if no folder.")
-@click.option("--size", default=224, show_default=True, help="Pixels of a side.")
-@click.option("--epochs", default=1, show_default=True)
-@click.option("--batch-size", default=32, show_default=True, help="Images a worker and step.")
+@click.option("--images", type=COUNT, default=1024, show_default=True, help="Synthetic, if no folder.")
+@click.option("--size", type=COUNT, default=224, show_default=True, help="Pixels of a side.")
+@click.option("--epochs", type=COUNT, default=1, show_default=True)
+@click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Images a worker's step.")
 @click.option("--lr", default=0.1, show_default=True, help="For 256 images a step; scaled.")
-@click.option("--warmup-epochs", default=0.25, show_default=True)
+@click.option("--warmup-epochs", type=click.FloatRange(min=0), default=0.25, show_default=True)
 @click.option("--bfloat16/--float32", default=False, show_default=True)
 @click.option("--sync-batch-norm", is_flag=True, help="Batch norm over all workers' batches.")
 @click.option("--loaders", default=0, show_default=True, help="Processes that load images.")

@@ -21,6 +21,8 @@ from transformer_model import Transformer
 
 import hvdkit.torch as hvd
 
+COUNT = click.IntRange(min=1)
+
 
 def load_splits(context: int) -> tuple[TensorDataset, TensorDataset]:
     """Cut the text into rows of ``context`` + 1 bytes; every tenth row is held out."""
@@ -47,20 +49,26 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, bfloat1
 
 
 @click.command()
-@click.option("--epochs", default=3, show_default=True)
-@click.option("--batch-size", default=16, show_default=True, help="Rows a worker and pass.")
-@click.option("--accumulate", default=2, show_default=True, help="Passes a step.")
+@click.option("--epochs", type=COUNT, default=3, show_default=True)
+@click.option(
+    "--batch-size", type=COUNT, default=16, show_default=True, help="Rows a worker and pass."
+)
+@click.option("--accumulate", type=COUNT, default=2, show_default=True, help="Passes a step.")
 @click.option("--lr", default=1e-3, show_default=True, help="For one worker, one pass a step.")
-@click.option("--warmup-steps", default=50, show_default=True)
+@click.option("--warmup-steps", type=click.IntRange(min=0), default=50, show_default=True)
 @click.option("--clip", default=1.0, show_default=True, help="Largest norm of the gradient.")
-@click.option("--context", default=128, show_default=True, help="Bytes a row.")
-@click.option("--width", default=128, show_default=True)
-@click.option("--layers", default=4, show_default=True)
+@click.option("--context", type=COUNT, default=128, show_default=True, help="Bytes a row.")
+@click.option(
+    "--width", type=click.IntRange(min=32), default=128, show_default=True, help="A multiple of 32."
+)
+@click.option("--layers", type=COUNT, default=4, show_default=True)
 @click.option("--bfloat16/--float32", default=True, show_default=True)
 @click.option("--checkpoints", type=click.Path(path_type=Path), help="Save here, resume from here.")
-@click.option("--save-every", default=100, show_default=True, help="Steps between checkpoints.")
+@click.option(
+    "--save-every", type=COUNT, default=100, show_default=True, help="Steps between checkpoints."
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("--limit", type=int, help="Use this many training rows only.")
+@click.option("--limit", type=COUNT, help="Use this many training rows only.")
 def main(
     epochs, batch_size, accumulate, lr, warmup_steps, clip, context, width, layers, bfloat16,
     checkpoints, save_every, device, limit,
@@ -99,7 +107,8 @@ def main(
         sampler.load_state_dict(saved["sampler"])
         schedule.load_state_dict(saved["schedule"])
         if hvd.rank() == 0:
-            print(f"resumed at step {step} in {checkpoints}", flush=True)
+            done = "; nothing is left to do" if sampler.epoch >= epochs else ""
+            print(f"resumed at step {step} in {checkpoints}{done}", flush=True)
 
     for epoch in range(sampler.epoch, epochs):
         sampler.set_epoch(epoch)

@@ -83,6 +83,13 @@ def test_help_and_a_mistyped_option(name):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_a_count_of_zero_is_a_usage_error(name):
+    done = run_alone(name, "--batch-size", "0")
+    assert done.returncode == 2
+    assert "Invalid value for '--batch-size': 0 is not in the range x>=1" in done.stderr
+
+
 def test_digits_shows_identical_replicas_and_all_workers():
     run = launch(EXAMPLES / "digits.py", args=["--epochs", "1"])
     assert "2 worker(s) on cpu, 1437 training samples" in run.output, run.explain("no start")
@@ -111,6 +118,10 @@ def test_the_language_model_goes_on_from_its_checkpoint(tmp_path):
     assert "resumed at step 2" in second.output, second.explain("it started over")
     assert "epoch 1 " not in second.output
     assert "epoch 2  step 4" in second.output
+    third = launch(EXAMPLES / "transformer_lm.py", args=arguments)
+    assert third.exit_code == 0, third.explain("the third run failed")
+    assert "resumed at step 4" in third.output
+    assert "nothing is left to do" in third.output
 
 
 def write_images(folder: Path):
@@ -131,3 +142,12 @@ def test_resnet50_reads_a_folder_of_images(tmp_path):
     run = launch(EXAMPLES / "resnet50.py", args=arguments)
     assert run.exit_code == 0, run.explain("resnet50 failed")
     assert "2 classes, 12 training images" in run.output
+
+
+def test_resnet50_says_what_its_folder_lacks(tmp_path):
+    arguments = ("--folder", str(tmp_path), "--size", "32")
+    for folder in ("validation/blue", "train/blue"):
+        (tmp_path / folder).mkdir(parents=True)
+        done = run_alone("resnet50.py", *arguments)
+        assert done.returncode == 1
+        assert done.stderr.strip() == f"Error: found no CLASS/IMAGE in {tmp_path}/train"
