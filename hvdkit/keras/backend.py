@@ -18,10 +18,12 @@ __all__ = [
     "allgather_bytes",
     "allreduce_tensors",
     "broadcast_bytes",
+    "cast",
     "hvd",
     "is_sparse",
     "is_tensorflow",
     "make_dense",
+    "scale",
     "sum_array",
 ]
 
@@ -56,46 +58,91 @@ def make_dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient)
 
 
+def cast(gradient: Any, dtype: str) -> Any:
+    """Return a gradient, sparse ones too, in another dtype; itself where it has that one."""
+    if keras.backend.standardize_dtype(gradient.dtype) == dtype:
+        return gradient
+    if not is_sparse(gradient):
+        return keras.ops.cast(gradient, dtype)
+    values = keras.ops.cast(gradient.values, dtype)
+    return type(gradient)(values, gradient.indices, gradient.dense_shape)
+
+
+def scale(gradient: Any, factor: float) -> Any:
+    """Return a gradient, sparse ones too, times a factor."""
+    if not is_sparse(gradient):
+        return gradient * factor
+    return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
+
+
 def allreduce_tensors(
     tensors: Sequence[Any],
     names: Sequence[str],
     *,
-    prescale_factor: float,
-    postscale_factor: float,
     process_set: Any,
+    op: Any = hvd.Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Sum tensors over the ranks, all at the same time; works inside ``tf.function``.
+    """Reduce tensors over the ranks, all at the same time; works inside ``tf.function``.
 
     Collective: every rank of ``process_set`` must call, with tensors of equal shapes and dtypes.
 
     Args:
         tensors: Tensors of the backend; on TensorFlow ``IndexedSlices`` too, which are gathered.
         names: One name a tensor, equal on all ranks.
-        prescale_factor: Each local tensor is multiplied by it before the sum.
-        postscale_factor: The sum is multiplied by it.
         process_set: The ranks to reduce over.
+        op: ``hvd.Sum`` or ``hvd.Average``.
+        prescale_factor: Each local tensor is multiplied by it before the sum.
+        postscale_factor: The result is multiplied by it.
     """
     options = {
-        "op": hvd.Sum,
+        "op": op,
         "prescale_factor": prescale_factor,
         "postscale_factor": postscale_factor,
         "process_set": process_set,
     }
     pairs = zip(tensors, names, strict=True)
     if is_tensorflow():
-        return [
-            _gather_slices(tensor, name, prescale_factor * postscale_factor, process_set)
+        results = [
+            _gather_slices(tensor, name, **options)
             if is_sparse(tensor)
             else hvd.allreduce(tensor, name=name, **options)
             for tensor, name in pairs
         ]
+        _demand_before_repeating(results)
+        return results
     handles = [hvd.allreduce_async(tensor, name=name, **options) for tensor, name in pairs]
     return [hvd.synchronize(handle) for handle in handles]
 
 
-def _gather_slices(slices: Any, name: str, factor: float, process_set: Any) -> Any:
+def _demand_before_repeating(results: list[Any]) -> None:
+    """Let no function or loop run its operations again, by the same names, before they are done.
+
+    TensorFlow takes Horovod's operations for pure functions, and would run iterations of a loop
+    at the same time. An operation with a side effect, after them, holds it back.
+    """
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
+            tf.timestamp()
+
+
+def _gather_slices(
+    slices: Any,
+    name: str,
+    *,
+    op: Any,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: Any,
+) -> Any:
     """Concatenate the rows of all ranks; equal indices add up where the slices are applied."""
-    values = hvd.allgather(slices.values * factor, name=f"{name}.values", process_set=process_set)
+    values = scale(slices, prescale_factor * postscale_factor).values
+    if op == hvd.Average:
+        values = values / keras.ops.cast(hvd.size_op(process_set.process_set_id), values.dtype)
+    values = hvd.allgather(values, name=f"{name}.values", process_set=process_set)
     indices = hvd.allgather(slices.indices, name=f"{name}.indices", process_set=process_set)
     return type(slices)(values, indices, slices.dense_shape)
 

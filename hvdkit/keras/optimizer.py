@@ -13,9 +13,10 @@ from keras import ops
 
 from hvdkit import agreement
 from hvdkit.errors import HvdkitError
-from hvdkit.keras.backend import hvd, is_sparse, is_tensorflow, make_dense
+from hvdkit.keras.backend import hvd, is_tensorflow, make_dense, scale
 from hvdkit.keras.collectives import allgather_object, gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
+from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
 from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions, reduce_gradients
 
@@ -54,15 +55,19 @@ class _Distribution:
             index for index, variable in enumerate(self.variables) if not self.is_local(variable)
         ]
         if not self.alone and shared:
-            reduced = reduce_gradients([results[index] for index in shared], self.options)
+            reduced = reduce_gradients(
+                [results[index] for index in shared],
+                self.options,
+                [self.variables[index] for index in shared],
+            )
             for index, gradient in zip(shared, reduced, strict=True):
                 results[index] = gradient
         if self.scale_local_gradients and not self.alone:
             ranks = self.options.process_set.size()
             for index in set(range(len(results))) - set(shared):
-                results[index] = results[index] / ranks
+                results[index] = scale(results[index], 1 / ranks)
         if self.passes_to_sum > 1:
-            results = [_scale(gradient, self.passes_to_sum) for gradient in results]
+            results = [scale(gradient, self.passes_to_sum) for gradient in results]
         if self.clip_grad_norm is not None:
             results = _clip(results, self.clip_grad_norm)
         return results
@@ -105,7 +110,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | None = None,
+    groups: int | list[list[Any]] | None = None,
     process_set: Any = hvd.global_process_set,
     scale_local_gradients: bool = True,
     *,
@@ -138,7 +143,8 @@ def DistributedOptimizer(
         average_aggregated_gradients: Take the mean over those passes, as Keras's own option
             does, and not their sum.
         num_groups: Deprecated in Horovod, use ``groups``.
-        groups: How many buckets to make, instead of buckets by size.
+        groups: How many buckets to make, or lists of the variables that share one, instead of
+            buckets by size.
         process_set: The ranks to reduce over; others train on their own.
         scale_local_gradients: Divide gradients of variables given to ``register_local_var`` by
             the number of ranks.
@@ -159,7 +165,7 @@ def DistributedOptimizer(
     if num_groups and groups is None:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups
-    alone = not process_set.included() or process_set.size() == 1
+    alone = not process_set.included() or (process_set.size() == 1 and not is_elastic())
     prefix = f"hvdkit.{name or 'optimizer'}{next(_counter)}"
 
     def build() -> _Distribution:
@@ -287,18 +293,12 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     optimizer.gradient_accumulation_steps = passes
 
 
-def _scale(gradient: Any, factor: float) -> Any:
-    if is_sparse(gradient):
-        return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
-
-
 def _clip(gradients: list[Any], limit: float) -> list[Any]:
     dense = [make_dense(gradient) for gradient in gradients]
     squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in dense]
     norm = ops.sqrt(sum(squares[1:], squares[0]))
     factor = ops.minimum(limit / (norm + 1e-6), 1.0)
     return [
-        _scale(gradient, ops.cast(factor, keras.backend.standardize_dtype(gradient.dtype)))
+        scale(gradient, ops.cast(factor, keras.backend.standardize_dtype(gradient.dtype)))
         for gradient in gradients
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,8 @@ import keras
 from keras import ops
 
 from hvdkit.buckets import plan_buckets, split_evenly
-from hvdkit.keras.backend import allreduce_tensors, hvd, is_sparse, is_tensorflow, make_dense
+from hvdkit.keras.backend import allreduce_tensors, cast, hvd, make_dense
+from hvdkit.keras.layout import Gradient, agree_on_layout, describe_gradients, is_elastic
 
 __all__ = ["DEFAULT_BUCKET_SIZE_MB", "ReductionOptions", "reduce_gradients"]
 
@@ -21,7 +24,7 @@ DEFAULT_BUCKET_SIZE_MB = 8.0
 _REDUCIBLE = {"float16", "float32", "float64"}
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class ReductionOptions:
     """What ``DistributedOptimizer`` was asked for; equal on all ranks.
 
@@ -31,7 +34,8 @@ class ReductionOptions:
         process_set: The ranks to reduce over.
         compression: A class with ``compress`` and ``decompress``.
         gradient_predivide_factor: With ``Average``, what is divided by before the sum.
-        groups: How many buckets, instead of buckets by size; or None.
+        groups: How many buckets, or lists of variables that share one; None for buckets by
+            size.
         bucket_bytes: Size of a bucket.
         sparse_as_dense: Reduce ``IndexedSlices`` as dense tensors.
     """
@@ -41,7 +45,7 @@ class ReductionOptions:
     process_set: Any
     compression: Any
     gradient_predivide_factor: float
-    groups: int | None
+    groups: int | list[list[Any]] | None
     bucket_bytes: int
     sparse_as_dense: bool
 
@@ -55,7 +59,10 @@ class ReductionOptions:
             raise ValueError("gradient_predivide_factor goes with op=Average only")
         if self.bucket_bytes < 1:
             raise ValueError("bucket_size_mb must be positive")
-        if self.groups is not None and self.groups < 1:
+        if isinstance(self.groups, list):
+            if not all(isinstance(group, list) for group in self.groups):
+                raise ValueError("groups must be a number, or a list of lists of variables")
+        elif self.groups is not None and self.groups < 1:
             raise ValueError(f"groups must be at least 1, not {self.groups}")
         if not hasattr(self.compression, "compress"):
             raise TypeError("compression must be hvd.Compression.none, fp16 or a class alike")
@@ -66,27 +73,42 @@ class ReductionOptions:
             ("op", int(self.op)),
             ("compression", self.compression.__name__),
             ("gradient_predivide_factor", self.gradient_predivide_factor),
-            ("groups", self.groups),
+            ("groups", self._describe_groups()),
             ("bucket_size_mb", self.bucket_bytes / (1 << 20)),
             ("sparse_as_dense", self.sparse_as_dense),
         ]
         return [(label, str(value)) for label, value in values]
 
-    def scales(self) -> dict[str, float]:
-        """Return the factors before and after the sum."""
+    def _describe_groups(self) -> Any:
+        if not isinstance(self.groups, list):
+            return self.groups
+        return [[tuple(variable.shape) for variable in group] for group in self.groups]
+
+    def factors(self) -> dict[str, Any]:
+        """Return the operation and the factors before and after it."""
         if self.op == hvd.Sum:
-            return {"prescale_factor": 1.0, "postscale_factor": 1.0}
+            return {"op": hvd.Sum, "prescale_factor": 1.0, "postscale_factor": 1.0}
+        if is_elastic():
+            # A traced function outlives the number of ranks; Horovod divides by the current one.
+            return {
+                "op": hvd.Average,
+                "prescale_factor": 1.0 / self.gradient_predivide_factor,
+                "postscale_factor": self.gradient_predivide_factor,
+            }
         ranks = self.process_set.size()
         if self.gradient_predivide_factor == 1.0:
             # Divided before the sum: nothing overflows that the mean itself does not.
-            return {"prescale_factor": 1.0 / ranks, "postscale_factor": 1.0}
+            return {"op": hvd.Sum, "prescale_factor": 1.0 / ranks, "postscale_factor": 1.0}
         return {
+            "op": hvd.Sum,
             "prescale_factor": 1.0 / self.gradient_predivide_factor,
             "postscale_factor": self.gradient_predivide_factor / ranks,
         }
 
 
-def reduce_gradients(gradients: Sequence[Any], options: ReductionOptions) -> list[Any]:
+def reduce_gradients(
+    gradients: Sequence[Any], options: ReductionOptions, variables: Sequence[Any] = ()
+) -> list[Any]:
     """Reduce gradients over all ranks; works inside and outside of ``tf.function``.
 
     Dense gradients of one dtype are laid end to end in buckets, those of the last variables
@@ -97,91 +119,98 @@ def reduce_gradients(gradients: Sequence[Any], options: ReductionOptions) -> lis
 
     Args:
         gradients: Tensors of the backend, no None.
+        options: How.
+        variables: One for each gradient; what groups of variables refer to.
 
     Returns:
         The reduced gradients, in the same order, dtypes and shapes.
+
+    Raises:
+        RankDisagreementError: Ranks have other gradients or options, found when they first
+            meet these.
     """
     results = list(gradients)
     if options.sparse_as_dense:
         results = [make_dense(gradient) for gradient in results]
-    dense = [index for index, g in enumerate(results) if not is_sparse(g)]
-    plan = _plan([results[index] for index in reversed(dense)], options)
-    buckets = [[dense[-1 - position] for position in bucket] for bucket in plan]
-
-    sent, contexts, names = [], [], []
-    for number, bucket in enumerate(buckets):
-        packed, context = options.compression.compress(_pack([results[i] for i in bucket]))
+    layout = describe_gradients(results)
+    agree_on_layout(layout, options.describe(), options.process_set)
+    name, buckets = _plan(
+        layout, _find_groups(variables, options.groups), options.bucket_bytes, options.name
+    )
+    kinds = [[layout[index] for index in bucket] for bucket in buckets]
+    sent, contexts = [], []
+    for bucket, kind in zip(buckets, kinds, strict=True):
+        packed, context = _to_wire([results[index] for index in bucket]), None
+        if not kind[0].sparse:
+            packed, context = options.compression.compress(packed)
         sent.append(packed)
         contexts.append(context)
-        names.append(f"{options.name}.bucket.{number}")
-    for index in itertools.filterfalse(set(dense).__contains__, range(len(results))):
-        buckets.append([index])
-        sent.append(results[index])
-        contexts.append(None)
-        names.append(f"{options.name}.sparse.{index}")
-
-    received = allreduce_tensors(sent, names, process_set=options.process_set, **options.scales())
-    for bucket, result, context in zip(buckets, received, contexts, strict=True):
-        if is_sparse(result):
-            results[bucket[0]] = result
-            continue
-        flat = options.compression.decompress(result, context)
-        for index, piece in zip(bucket, _unpack(flat, [results[i] for i in bucket]), strict=True):
+    names = [f"{name}.{number}" for number in range(len(sent))]
+    received = allreduce_tensors(sent, names, process_set=options.process_set, **options.factors())
+    for bucket, kind, result, context in zip(buckets, kinds, received, contexts, strict=True):
+        if not kind[0].sparse:
+            result = options.compression.decompress(result, context)
+        for index, piece in zip(bucket, _from_wire(result, kind), strict=True):
             results[index] = piece
     return results
 
 
-def _plan(gradients: list[Any], options: ReductionOptions) -> list[list[int]]:
-    keys = [_dtype(gradient) for gradient in gradients]
-    sizes = [_count(g) * _itemsize(key) for g, key in zip(gradients, keys, strict=True)]
-    if options.groups is not None:
-        runs = split_evenly(len(gradients), options.groups)
-        return [
-            [index for index in run if keys[index] == key]
-            for run in runs
-            for key in dict.fromkeys(keys[index] for index in run)
-        ]
-    alone = [index for index, size in enumerate(sizes) if 2 * size >= options.bucket_bytes]
-    rest = sorted(set(range(len(gradients))) - set(alone))
-    plan = plan_buckets(
-        [sizes[i] for i in rest], [keys[i] for i in rest], bucket_bytes=options.bucket_bytes
-    )
-    return [[index] for index in alone] + [[rest[i] for i in bucket] for bucket in plan]
+def _find_groups(variables: Sequence[Any], groups: Any) -> tuple[int, ...] | int | None:
+    """Return the group of each variable, -1 for one that is in none."""
+    if not isinstance(groups, list):
+        return groups
+    numbers = {id(variable): i for i, group in enumerate(groups) for variable in group}
+    return tuple(numbers.get(id(variable), -1) for variable in variables)
 
 
-def _pack(gradients: list[Any]) -> Any:
-    wire = _dtype(gradients[0])
-    if wire not in _REDUCIBLE:
-        gradients = [ops.cast(gradient, "float32") for gradient in gradients]
+@functools.lru_cache(maxsize=256)
+def _plan(
+    layout: tuple[Gradient, ...],
+    groups: tuple[int, ...] | int | None,
+    bucket_bytes: int,
+    prefix: str,
+) -> tuple[str, list[list[int]]]:
+    """Return a name, the same on every rank whatever it reduced before, and the buckets."""
+    name = f"{prefix}.{zlib.crc32(repr(layout).encode()):08x}"
+    free = [i for i, one in enumerate(layout) if not one.sparse and one.shape is not None]
+    free.reverse()
+    if isinstance(groups, tuple):
+        members = [[i for i in free if groups[i] == group] for group in sorted(set(groups) - {-1})]
+        buckets = members + [[i] for i in free if groups[i] == -1]
+    elif groups is not None:
+        buckets = [[free[i] for i in run] for run in split_evenly(len(free), groups)]
+    else:
+        large = [i for i in free if 2 * layout[i].size_bytes >= bucket_bytes]
+        small = [i for i in free if 2 * layout[i].size_bytes < bucket_bytes]
+        plan = plan_buckets(
+            [layout[i].size_bytes for i in small],
+            [layout[i].dtype for i in small],
+            bucket_bytes=bucket_bytes,
+        )
+        buckets = [[i] for i in large] + [[small[i] for i in bucket] for bucket in plan]
+    buckets = [
+        [i for i in bucket if layout[i].dtype == dtype]
+        for bucket in buckets
+        for dtype in dict.fromkeys(layout[i].dtype for i in bucket)
+    ]
+    return name, buckets + [[i] for i in range(len(layout)) if i not in set(free)]
+
+
+def _to_wire(gradients: list[Any]) -> Any:
+    dtype = keras.backend.standardize_dtype(gradients[0].dtype)
+    if dtype.startswith("complex"):
+        raise TypeError(f"gradients of {dtype} cannot be reduced; split real and imaginary parts")
+    if dtype not in _REDUCIBLE:
+        gradients = [cast(gradient, "float32") for gradient in gradients]
     if len(gradients) == 1:
         return gradients[0]
     return ops.concatenate([ops.reshape(gradient, (-1,)) for gradient in gradients])
 
 
-def _unpack(flat: Any, like: list[Any]) -> list[Any]:
-    dtype = _dtype(like[0])
-    if _dtype(flat) != dtype:
-        flat = ops.cast(flat, dtype)
-    if len(like) == 1:
-        return [flat]
-    ends = list(itertools.accumulate(_count(gradient) for gradient in like))
-    pieces = ops.split(flat, ends[:-1])
-    return [ops.reshape(p, ops.shape(g)) for p, g in zip(pieces, like, strict=True)]
-
-
-def _dtype(tensor: Any) -> str:
-    return keras.backend.standardize_dtype(tensor.dtype)
-
-
-def _itemsize(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
-
-
-def _count(tensor: Any) -> int:
-    shape = tensor.shape
-    if is_tensorflow() and not shape.is_fully_defined():
-        raise ValueError(f"a gradient of unknown shape {shape} cannot be reduced")
-    count = 1
-    for length in shape:
-        count *= int(length)
-    return count
+def _from_wire(result: Any, kinds: list[Gradient]) -> list[Any]:
+    result = cast(result, kinds[0].dtype)
+    if len(kinds) == 1:
+        return [result]
+    ends = list(itertools.accumulate(kind.count for kind in kinds))
+    pieces = ops.split(result, ends[:-1])
+    return [ops.reshape(piece, kind.shape) for piece, kind in zip(pieces, kinds, strict=True)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
-import zlib
 from typing import Any
 
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
 from hvdkit.errors import HvdkitError
-from hvdkit.tensorflow.keras import DEFAULT_BUCKET_SIZE_MB, ReductionOptions, reduce_gradients
+from hvdkit.tensorflow.keras import (
+    DEFAULT_BUCKET_SIZE_MB,
+    ReductionOptions,
+    is_elastic,
+    reduce_gradients,
+    scale,
+)
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -40,6 +44,10 @@ class _Distributed:
 
         Collective: every rank must call, with sources of the same shapes and dtypes.
 
+        Raises:
+            RankDisagreementError: On every rank, when they first meet gradients that are not
+                the same kind on each.
+
         Args:
             target: As for ``tf.GradientTape.gradient``, as are the others.
             sources: One variable or a nest of them, of Keras or TensorFlow.
@@ -51,25 +59,27 @@ class _Distributed:
         gradients = super().gradient(  # type: ignore[misc]
             target, sources, output_gradients, unconnected_gradients
         )
-        flat = tf.nest.flatten(gradients)
+        results = tf.nest.flatten(gradients)
         listed = tf.nest.flatten(sources)
-        results = list(flat)
+        local = [
+            index
+            for index, source in enumerate(listed)
+            if results[index] is not None and self._is_local(source)
+        ]
         shared = [
             index
-            for index, (gradient, source) in enumerate(zip(flat, listed, strict=True))
-            if gradient is not None and not self._is_local(source)
+            for index, gradient in enumerate(results)
+            if gradient is not None and index not in local
         ]
         process_set = self._options.process_set
-        if process_set.included() and process_set.size() > 1:
-            if shared:
-                chosen = [flat[index] for index in shared]
-                options = dataclasses.replace(self._options, name=_make_name(chosen))
-                for index, reduced in zip(shared, reduce_gradients(chosen, options), strict=True):
-                    results[index] = reduced
+        if process_set.included() and (process_set.size() > 1 or is_elastic()):
+            chosen = [_with_shape(results[index], listed[index]) for index in shared]
+            reduced = reduce_gradients(chosen, self._options, [listed[index] for index in shared])
+            for index, gradient in zip(shared, reduced, strict=True):
+                results[index] = gradient
             if self._scale_local_gradients:
-                for index, source in enumerate(listed):
-                    if results[index] is not None and self._is_local(source):
-                        results[index] = results[index] / process_set.size()
+                for index in local:
+                    results[index] = scale(results[index], 1 / process_set.size())
         return tf.nest.pack_sequence_as(gradients, results)
 
     def get_local_and_global_gradients(
@@ -99,10 +109,10 @@ def _distributed_class(inner: Any) -> type:
     return type(inner.__name__, (_Distributed, inner), {"__doc__": inner.__doc__})
 
 
-def _make_name(gradients: list[Any]) -> str:
-    """Name a reduction by what it reduces: the same on every rank, and for every retracing."""
-    layout = repr([(str(g.shape), g.dtype.name) for g in gradients])
-    return f"hvdkit.tape.{zlib.crc32(layout.encode()):08x}"
+def _with_shape(gradient: Any, source: Any) -> Any:
+    """Give a gradient its variable's shape where tracing has lost it."""
+    known = gradient.shape.is_fully_defined() or isinstance(gradient, tf.IndexedSlices)
+    return gradient if known else tf.ensure_shape(gradient, source.shape)
 
 
 def DistributedGradientTape(
@@ -137,7 +147,8 @@ def DistributedGradientTape(
         gradient_predivide_factor: With ``Average``: divide by it before the sum and by the
             rest after.
         num_groups: Deprecated in Horovod, use ``groups``.
-        groups: How many buckets to make, instead of buckets by size.
+        groups: How many buckets to make, or lists of the variables that share one, instead of
+            buckets by size.
         process_set: The ranks to reduce over.
         scale_local_gradients: Divide gradients of local sources by the number of ranks.
         bucket_size_mb: Gradients are reduced in buckets of about this size in MiB.
