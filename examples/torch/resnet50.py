@@ -54,10 +54,10 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, amp: bo
 
 @click.command()
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--images", type=COUNT, default=1024, show_default=True, help="Synthetic, if no folder.")
+@click.option("--images", type=COUNT, default=1024, show_default=True, help="Synthetic images.")
 @click.option("--size", type=COUNT, default=224, show_default=True, help="Pixels of a side.")
 @click.option("--epochs", type=COUNT, default=1, show_default=True)
-@click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Images a worker's step.")
+@click.option("--batch-size", type=COUNT, default=32, show_default=True, help="Images a worker.")
 @click.option("--lr", default=0.1, show_default=True, help="For 256 images a step; scaled.")
 @click.option("--warmup-epochs", type=click.FloatRange(min=0), default=0.25, show_default=True)
 @click.option("--bfloat16/--float32", default=False, show_default=True)
