@@ -11,10 +11,9 @@ from statistics import median
 from typing import Any
 
 from hvdkit import __version__
-from hvdkit.bench.peers import CANDIDATES
+from hvdkit.bench.catalog import CANDIDATES, FRAMEWORKS, MODELS
 from hvdkit.bench.team import Team
 from hvdkit.bench.timing import summarize_round
-from hvdkit.bench.workloads import WORKLOADS
 from hvdkit.errors import HvdkitError
 from hvdkit.results.fingerprint import read_fingerprint
 from hvdkit.results.statistics import estimate_geometric_mean, estimate_ratio
@@ -31,8 +30,9 @@ class Settings:
     """What to measure.
 
     Attributes:
-        models: names from ``WORKLOADS``.
-        candidates: names from ``CANDIDATES``.
+        framework: a name from ``FRAMEWORKS``.
+        models: names from ``MODELS``.
+        candidates: names from the framework's ``CANDIDATES``; by default all of them.
         rounds: how often each candidate gets its turn.
         steps: timed steps a turn.
         warmup_steps: steps of each candidate before the first round.
@@ -40,8 +40,9 @@ class Settings:
         threads: compute threads a process.
     """
 
-    models: tuple[str, ...] = tuple(WORKLOADS)
-    candidates: tuple[str, ...] = CANDIDATES
+    framework: str = "torch"
+    models: tuple[str, ...] = MODELS
+    candidates: tuple[str, ...] | None = None
     rounds: int = 15
     steps: int = 15
     warmup_steps: int = 10
@@ -50,9 +51,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist and counts below one."""
+        if self.framework not in FRAMEWORKS:
+            raise HvdkitError(
+                f"framework must be one of {', '.join(FRAMEWORKS)}; got {self.framework}"
+            )
+        if self.candidates is None:
+            object.__setattr__(self, "candidates", CANDIDATES[self.framework])
         for kind, names, known in (
-            ("models", self.models, tuple(WORKLOADS)),
-            ("candidates", self.candidates, CANDIDATES),
+            ("models", self.models, MODELS),
+            ("candidates", self.candidates or (), CANDIDATES[self.framework]),
         ):
             if not names or set(names) - set(known) or len(set(names)) < len(names):
                 raise HvdkitError(
@@ -93,9 +100,15 @@ def _measure_model(
 ) -> dict[str, Any]:
     with ExitStack() as stack:
         teams = []
-        for candidate in settings.candidates:
+        for candidate in settings.candidates or ():
             report(f"{name}: start {candidate}", 0)
-            team = Team(candidate, name, size=settings.workers, threads=settings.threads)
+            team = Team(
+                settings.framework,
+                candidate,
+                name,
+                size=settings.workers,
+                threads=settings.threads,
+            )
             teams.append(stack.enter_context(team))
             # One launch at a time: together they could exceed a small machine's memory and cores.
             team.wait_until_ready(READY_S)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, cast
 
-from hvdkit.bench.peers import ENVIRONMENT, TIMEOUT_S
+from hvdkit.bench.catalog import ENVIRONMENT, TIMEOUT_S
 from hvdkit.errors import HvdkitError
 
 __all__ = ["Team"]
@@ -28,7 +28,7 @@ SHUTDOWN_S = 30
 class Team:
     """``size`` workers that train ``model`` as ``candidate``; a context manager."""
 
-    def __init__(self, candidate: str, model: str, *, size: int, threads: int):
+    def __init__(self, framework: str, candidate: str, model: str, *, size: int, threads: int):
         """Launch the workers; ``wait_until_ready`` says when they can run."""
         self.candidate, self.model, self.size = candidate, model, size
         self.hello: list[dict[str, Any]] = []
@@ -38,8 +38,17 @@ class Team:
         # accept() has no timeout of its own; a worker that dies early must not hang the driver.
         cast(Any, self._listener)._listener._socket.settimeout(POLL_S)
         self._log = self._folder / "log"
-        worker = [sys.executable, "-m", "hvdkit.bench.worker", "--candidate", candidate]
-        worker += ["--model", model, "--threads", str(threads), "--folder", str(self._folder)]
+        worker = [sys.executable, "-m", "hvdkit.bench.worker", "--framework", framework]
+        worker += [
+            "--candidate",
+            candidate,
+            "--model",
+            model,
+            "--threads",
+            str(threads),
+            "--folder",
+            str(self._folder),
+        ]
         launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(size), "--gloo"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -139,6 +148,7 @@ class Team:
 def _make_environment(candidate: str, threads: int) -> dict[str, str]:
     environment = {**os.environ, **ENVIRONMENT.get(candidate, {})}
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(TIMEOUT_S)
     # A source checkout that is not installed must still be found by the workers.
     root = str(Path(__file__).resolve().parents[2])

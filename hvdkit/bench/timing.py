@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hvdkit.bench.peers import Trainee
-    from hvdkit.bench.workloads import Workload
 
 __all__ = ["find_slowest", "read_peak_rss_bytes", "summarize_round", "time_steps"]
 
 
-def time_steps(workload: Workload, trainee: Trainee, steps: int) -> list[float]:
-    """Train for one untimed and then ``steps`` timed steps; return the seconds of each.
+def time_steps(step: Callable[[], object], steps: int) -> list[float]:
+    """Run ``step`` once untimed and then ``steps`` times; return the seconds of each.
 
     The untimed step absorbs what a resumed process finds cold, and the ranks' different start.
-    Collective, for a trainee that communicates.
+    Collective, for a step that communicates.
     """
-    model, optimizer = trainee
     durations_s = []
     for _ in range(steps + 1):
         start_s = time.perf_counter()
-        optimizer.zero_grad()
-        workload.compute_loss(model).backward()
-        optimizer.step()
+        step()
         durations_s.append(time.perf_counter() - start_s)
     return durations_s[1:]
 

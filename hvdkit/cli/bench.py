@@ -27,6 +27,13 @@ def bench() -> None:
 
 @bench.command()
 @click.option(
+    "--framework",
+    type=click.Choice(["torch", "tensorflow", "keras"]),
+    default="torch",
+    show_default=True,
+    help="tensorflow: raw variables and a tape; keras: fit.",
+)
+@click.option(
     "--models",
     default="mlp,many-small,cnn",
     show_default=True,
@@ -35,10 +42,9 @@ def bench() -> None:
 )
 @click.option(
     "--candidates",
-    default="hvdkit,horovod,ddp,single",
-    show_default=True,
     callback=split_names,
-    help="Each is compared with those after it; 'single' never communicates: the limit.",
+    help="Each is compared with those after it. By default hvdkit, horovod (stock), ddp or mwms "
+    "(the framework's own), and single, which never communicates: the limit.",
 )
 @click.option("--rounds", default=15, show_default=True, help="Turns of each candidate.")
 @click.option("--steps", default=15, show_default=True, help="Timed steps a turn.")
@@ -50,15 +56,16 @@ def bench() -> None:
     help="Write every sample and the comparisons to this JSON file.",
 )
 def optimizer(
+    framework: str,
     models: tuple[str, ...],
-    candidates: tuple[str, ...],
+    candidates: tuple[str, ...] | None,
     rounds: int,
     steps: int,
     workers: int,
     threads: int,
     output: Path | None,
 ) -> None:
-    """Time a training step of hvdkit's optimizer, stock Horovod's and DistributedDataParallel's.
+    """Time a training step with hvdkit, stock Horovod, and what the framework has of its own.
 
     All candidates stay alive and take turns, so that a noisy machine is noisy for all of them.
     A step lasts as long as its slowest rank. For a quick look: --rounds 3 --steps 5 --models mlp.
@@ -71,6 +78,7 @@ def optimizer(
     if output is not None and not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
     settings = Settings(
+        framework=framework,
         models=models,
         candidates=candidates,
         rounds=rounds,
@@ -78,7 +86,7 @@ def optimizer(
         workers=workers,
         threads=threads,
     )
-    turns = len(models) * rounds * len(candidates)
+    turns = len(models) * rounds * len(settings.candidates or ())
     result = _run_with_progress(lambda report: measure(settings, report), turns)
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -73,6 +73,21 @@ def test_every_candidate_is_measured_and_compared(tmp_path):
         assert 0 < interval["low"] <= interval["estimate"] <= interval["high"]
 
 
+def test_tensorflow_has_candidates_of_its_own(tmp_path):
+    result, _ = measure(tmp_path, "--framework", "tensorflow", "--models", "many-small")
+    measured = result["models"]["many-small"]
+    assert list(measured["candidates"]) == ["hvdkit", "horovod", "mwms", "single"]
+    assert (measured["tensors"], measured["parameters"]) == SHAPES["many-small"]
+
+
+def test_keras_is_measured_in_fit(tmp_path):
+    options = ["--framework", "keras", "--candidates", "hvdkit,horovod"]
+    result, _ = measure(tmp_path, *options, "--models", "cnn")
+    measured = result["models"]["cnn"]
+    assert (measured["tensors"], measured["parameters"]) == SHAPES["cnn"]
+    assert [len(turn[0]) for turn in measured["candidates"]["hvdkit"]["step_s"]] == [STEPS] * ROUNDS
+
+
 def test_every_model_is_what_it_says(tmp_path):
     result, _ = measure(tmp_path, "--models", ",".join(SHAPES), "--candidates", "single")
     assert list(result["models"]) == list(SHAPES)

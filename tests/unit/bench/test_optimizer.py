@@ -6,9 +6,8 @@ from statistics import median
 
 import pytest
 
+from hvdkit.bench.catalog import CANDIDATES, FRAMEWORKS, MODELS
 from hvdkit.bench.optimizer import Settings, compare_candidates
-from hvdkit.bench.peers import CANDIDATES
-from hvdkit.bench.workloads import WORKLOADS
 from hvdkit.errors import HvdkitError
 
 
@@ -52,6 +51,7 @@ def test_one_candidate_alone_has_nothing_to_be_compared_with():
     [
         ("models", ("mlp", "resnet"), "models must be distinct names from mlp, many-small, cnn"),
         ("models", (), "got none"),
+        ("framework", "jax", "framework must be one of torch, tensorflow, keras; got jax"),
         ("candidates", ("ddp", "ddp"), "candidates must be distinct"),
         ("rounds", 0, "rounds must be at least 1; got 0"),
         ("steps", -1, "steps must be at least 1; got -1"),
@@ -65,8 +65,9 @@ def test_settings_that_cannot_be_measured_are_refused(field, value, message):
 
 
 def test_the_defaults_measure_everything():
-    assert Settings().models == tuple(WORKLOADS)
-    assert Settings().candidates == CANDIDATES
+    assert Settings().models == MODELS
+    assert Settings().candidates == CANDIDATES["torch"]
+    assert set(CANDIDATES) == set(FRAMEWORKS)
 
 
 def test_the_driver_loads_no_framework():
