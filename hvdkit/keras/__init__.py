@@ -11,18 +11,23 @@ from hvdkit.keras.callbacks import rank_zero
 from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdkit.keras.saving import load_model
 from hvdkit.keras.schedule import scale_learning_rate
 from hvdkit.keras.startup import init
 from hvdkit.keras.state import broadcast_initial_state, broadcast_variables, check_replicas
+from hvdkit.keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
 
 Average = _hvd.Average
 Compression = _hvd.Compression
 ProcessSet = _hvd.ProcessSet
 Sum = _hvd.Sum
 add_process_set = _hvd.add_process_set
-allgather = _hvd.allgather
-allreduce = _hvd.allreduce
-broadcast = _hvd.broadcast
 broadcast_object = _hvd.broadcast_object
 ccl_built = _hvd.ccl_built
 cross_rank = _hvd.cross_rank
@@ -40,7 +45,6 @@ mpi_enabled = _hvd.mpi_enabled
 mpi_threads_supported = _hvd.mpi_threads_supported
 nccl_built = _hvd.nccl_built
 rank = _hvd.rank
-reducescatter = _hvd.reducescatter
 remove_process_set = _hvd.remove_process_set
 rocm_built = _hvd.rocm_built
 shutdown = _hvd.shutdown
@@ -61,6 +65,7 @@ __all__ = [
     "average_buffers",
     "average_metrics",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_initial_state",
     "broadcast_object",
     "broadcast_variables",
@@ -76,6 +81,7 @@ __all__ = [
     "gloo_enabled",
     "init",
     "is_initialized",
+    "load_model",
     "local_rank",
     "local_size",
     "mpi_built",

@@ -107,7 +107,7 @@ def allreduce_tensors(
         results = [
             _gather_slices(tensor, name, **options)
             if is_sparse(tensor)
-            else hvd.allreduce(tensor, name=name, **options)
+            else hvd.allreduce(tensor, name=name, ignore_name_scope=True, **options)
             for tensor, name in pairs
         ]
         _demand_before_repeating(results)
@@ -142,8 +142,10 @@ def _gather_slices(
     values = scale(slices, prescale_factor * postscale_factor).values
     if op == hvd.Average:
         values = values / keras.ops.cast(hvd.size_op(process_set.process_set_id), values.dtype)
-    values = hvd.allgather(values, name=f"{name}.values", process_set=process_set)
-    indices = hvd.allgather(slices.indices, name=f"{name}.indices", process_set=process_set)
+    # A scope has the number of the optimizer or the call, which depends on the process's past.
+    options = {"process_set": process_set, "ignore_name_scope": True}
+    values = hvd.allgather(values, name=f"{name}.values", **options)
+    indices = hvd.allgather(slices.indices, name=f"{name}.indices", **options)
     return type(slices)(values, indices, slices.dense_shape)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from hvdkit import agreement
 from hvdkit.keras.backend import hvd, sum_array
 from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.state import name_variables
 
 __all__ = ["average_buffers"]
 
@@ -39,7 +40,7 @@ def average_buffers(model: Any, process_set: Any = hvd.global_process_set) -> No
     ]
     agreement.demand_equal_entries(
         "average_buffers: the weights that are not trained",
-        [(weight.path, f"{weight.dtype}{list(weight.shape)}") for weight in buffers],
+        [(name, f"{weight.dtype}{list(weight.shape)}") for name, weight in name_variables(buffers)],
         name="average_buffers",
         gather=gather_over(process_set),
         ranks=process_set.ranks,

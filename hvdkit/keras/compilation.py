@@ -1,7 +1,8 @@
 """Keep the training step out of XLA, which has no Horovod operations on CPU.
 
 Keras compiles with XLA by default (``jit_compile="auto"``) where every layer allows it. It knows
-layers that do not, but not optimizers; here a distributed optimizer counts like such a layer.
+layers that do not, but not optimizers; here a distributed optimizer counts like such a layer, be
+it wrapped before ``compile`` or after.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras.src.trainers import trainer as keras_trainer
 
 from hvdkit.errors import HvdkitError
@@ -19,29 +21,57 @@ __all__ = ["keep_out_of_xla"]
 
 
 @functools.cache
-def keep_out_of_xla(is_distributed: Callable[[object], bool]) -> None:
-    """Make ``Model.compile`` choose no XLA for a distributed optimizer, and refuse to be told to.
+def keep_out_of_xla(find_distribution: Callable[[object], Any]) -> None:
+    """Make models with a distributed optimizer choose no XLA, and refuse to be told to.
 
     Changes Keras's trainer once; models with other optimizers are compiled as before.
+
+    Args:
+        find_distribution: Returns what makes an optimizer distributed, or None.
     """
-    if not is_tensorflow():
-        return
     trainer: Any = keras_trainer.Trainer
-    supports_jit, setter = keras_trainer.model_supports_jit, trainer.jit_compile.fset
+    supports_jit, jit_compile = keras_trainer.model_supports_jit, trainer.jit_compile
+
+    def find(model: Any) -> Any:
+        return find_distribution(getattr(model, "optimizer", None))
 
     def model_supports_jit(model: Any) -> bool:
-        if is_distributed(getattr(model, "optimizer", None)):
-            return False
-        return bool(supports_jit(model))
+        return find(model) is None and bool(supports_jit(model))
+
+    def get_jit_compile(self: Any) -> Any:
+        # Decided in compile(), when the optimizer may not have been distributed yet.
+        return jit_compile.fget(self) and find(self) is None
 
     def set_jit_compile(self: Any, value: Any) -> None:
-        if value and is_distributed(getattr(self, "optimizer", None)):
+        if value and find(self) is not None:
+            compiler = "XLA" if is_tensorflow() else "torch.compile"
             raise HvdkitError(
-                "jit_compile=True cannot work with a distributed optimizer: XLA has no Horovod "
-                "operations; leave jit_compile at 'auto', or compile parts of the model with "
-                "tf.function(jit_compile=True)"
+                f"jit_compile=True cannot work with a distributed optimizer: {compiler} has no "
+                f"Horovod operations; leave jit_compile at 'auto', or compile parts of the model "
+                f"by themselves"
             )
-        setter(self, value)
+        jit_compile.fset(self, value)
 
     keras_trainer.model_supports_jit = model_supports_jit
-    trainer.jit_compile = trainer.jit_compile.setter(set_jit_compile)
+    trainer.jit_compile = property(get_jit_compile, set_jit_compile)
+    _retrace_when_distributed(find)
+
+
+def _retrace_when_distributed(find: Callable[[Any], Any]) -> None:
+    """Make ``fit`` build its step anew if the optimizer was wrapped since it was built.
+
+    The step that TensorFlow traced before would go on without the reduction.
+    """
+    trainer: Any = next(c for c in keras.Model.__mro__ if "make_train_function" in vars(c))
+    make = trainer.make_train_function
+
+    @functools.wraps(make)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        # A model that is wrapped from the start has no such attribute while None is right.
+        made_for = vars(self).get("_hvdkit_made_for")
+        distribution = find(self)
+        stale = made_for is not distribution
+        object.__setattr__(self, "_hvdkit_made_for", distribution)
+        return make(self, force or stale)
+
+    trainer.make_train_function = make_train_function

@@ -20,7 +20,7 @@ from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
 from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions, reduce_gradients
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "find_distribution"]
 
 # Wrapped in the same order on every rank, so the count names the same optimizer on each.
 _counter = itertools.count()
@@ -92,10 +92,11 @@ class _Distribution:
         return results
 
 
-def is_distributed(optimizer: object) -> bool:
-    """Whether ``optimizer`` came out of ``DistributedOptimizer``, or holds one that did."""
+def find_distribution(optimizer: object) -> _Distribution | None:
+    """Return what ``DistributedOptimizer`` hung on ``optimizer``, or on the one that it holds."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return hasattr(inner, "_hvdkit")
+    distribution: _Distribution | None = getattr(inner, "_hvdkit", None)
+    return distribution
 
 
 def DistributedOptimizer(
@@ -173,7 +174,7 @@ def DistributedOptimizer(
             raise TypeError(
                 f"expected a keras.optimizers.Optimizer, got {type(optimizer).__name__}"
             )
-        if is_distributed(optimizer):
+        if find_distribution(optimizer) is not None:
             raise HvdkitError("this optimizer is wrapped already; wrap it once")
         options = ReductionOptions(
             name=prefix,
@@ -222,7 +223,7 @@ def DistributedOptimizer(
     _attach(getattr(optimizer, "inner_optimizer", optimizer), distribution)
     if backward_passes_per_step > 1:
         _accumulate(getattr(optimizer, "inner_optimizer", optimizer), backward_passes_per_step)
-    keep_out_of_xla(is_distributed)
+    keep_out_of_xla(find_distribution)
     agree_on_finite()
     return optimizer
 
@@ -280,10 +281,12 @@ def _attach(optimizer: Any, distribution: _Distribution) -> None:
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
+    if optimizer.gradient_accumulation_steps == passes:
+        return  # wrapped with the same number before it was saved or copied
     if optimizer.gradient_accumulation_steps:
         raise HvdkitError(
-            "the optimizer has gradient_accumulation_steps already; set either that or "
-            "backward_passes_per_step"
+            f"the optimizer accumulates over {optimizer.gradient_accumulation_steps} passes "
+            f"already (gradient_accumulation_steps), and not over {passes}; set either"
         )
     if optimizer.built:
         raise HvdkitError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ from hvdkit import agreement
 from hvdkit.errors import HvdkitError, ReplicaMismatchError
 from hvdkit.keras.backend import broadcast_bytes, hvd
 from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.optimizer import find_distribution
 
-__all__ = ["broadcast_initial_state", "broadcast_variables", "check_replicas"]
+__all__ = ["broadcast_initial_state", "broadcast_variables", "check_replicas", "name_variables"]
 
 CHUNK_BYTES = 128 * 2**20
+
+_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 
 
 def broadcast_initial_state(
@@ -84,7 +88,7 @@ def broadcast_variables(
     listed = list(variables)
     agreement.demand_equal_entries(
         "What is broadcast",
-        [(_name(v), f"{_dtype(v)}{list(v.shape)}") for v in listed],
+        [(name, f"{_dtype(v)}{list(v.shape)}") for name, v in name_variables(listed)],
         name="broadcast_variables",
         gather=gather_over(process_set),
         ranks=process_set.ranks,
@@ -137,12 +141,11 @@ def check_replicas(
         ReplicaMismatchError: On every rank; names the first variable that differs and the
             ranks that hold each version of it.
     """
-    optimizer = getattr(model, "optimizer", None)
-    distribution = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_hvdkit", None)
+    distribution = find_distribution(getattr(model, "optimizer", None))
     local = {id(variable) for variable in getattr(distribution, "local_variables", ())}
     variables = model.variables if buffers else model.trainable_variables
     difference = agreement.find_difference(
-        [(_name(v), _digest(v)) for v in variables if id(v) not in local],
+        [(name, _digest(v)) for name, v in name_variables(variables) if id(v) not in local],
         name="check_replicas",
         gather=gather_over(process_set),
         ranks=process_set.ranks,
@@ -153,6 +156,18 @@ def check_replicas(
         )
 
 
+def name_variables(variables: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return variables with names that are the same on every rank: position and path.
+
+    Without the numbers that Keras gives to layers in the order in which a process makes them:
+    a rank may have made other models before.
+    """
+    return [
+        (f"{position} ({_NUMBER.sub('', str(getattr(v, 'path', v.name)))})", v)
+        for position, v in enumerate(variables)
+    ]
+
+
 def _digest(variable: Any) -> str:
     data = _read(variable)
     digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
@@ -161,10 +176,6 @@ def _digest(variable: Any) -> str:
 
 def _read(variable: Any) -> np.ndarray:
     return np.asarray(variable.numpy(), order="C")
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))
 
 
 def _dtype(variable: Any) -> str:

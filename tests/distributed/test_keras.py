@@ -6,7 +6,7 @@ import pytest
 
 from tests.distributed.launch import check_names, launch
 
-WORKERS = [Path(__file__).with_name(f"worker_{name}.py") for name in ("keras_callbacks",)]
+WORKERS = [Path(__file__).with_name(f"worker_{name}.py") for name in ("keras_callbacks", "keras_saving")]
 
 
 @pytest.fixture(scope="module")
