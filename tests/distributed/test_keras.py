@@ -6,7 +6,8 @@ import pytest
 
 from tests.distributed.launch import check_names, launch
 
-WORKERS = [Path(__file__).with_name(f"worker_{name}.py") for name in ("keras_callbacks", "keras_saving")]
+TOPICS = ("keras_callbacks", "keras_saving")
+WORKERS = [Path(__file__).with_name(f"worker_{topic}.py") for topic in TOPICS]
 
 
 @pytest.fixture(scope="module")
