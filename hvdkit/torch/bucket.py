@@ -16,13 +16,13 @@ import torch
 from horovod.torch.compression import Compressor
 from horovod.torch.mpi_ops import ProcessSet
 
-from hvdkit.errors import HvdkitError
+from hvdkit.errors import HvdkitError, RankDisagreementError
 from hvdkit.torch.wire import Wire, make_wire
 
 if TYPE_CHECKING:
     from hvdkit.torch.direct import DirectGradient
 
-__all__ = ["GradientBucket", "Round", "Slot", "refuse_graph"]
+__all__ = ["GradientBucket", "Round", "Slot", "demand_trainable", "refuse_graph"]
 
 _ALIGNMENT_BYTES = 64  # a cache line: no two gradients share one
 
@@ -283,7 +283,9 @@ class GradientBucket:
             found = self._flat.flags.tolist()
             for index in self._missing:
                 slot = self.slots[index]
-                used = found[index] != 0 and slot.param.requires_grad
+                used = found[index] != 0
+                if used:
+                    demand_trainable(slot)
                 slot.param.grad = slot.view if used else None
             self._missing = []
         if now.reopens:
@@ -293,6 +295,15 @@ class GradientBucket:
             if slot.param.grad is not None and slot.sparse_dim is not None:
                 slot.param.grad = slot.param.grad.to_sparse(slot.sparse_dim)
         self.pending = self._expected
+
+
+def demand_trainable(slot: Slot) -> None:
+    """Raise RankDisagreementError if a parameter with a gradient on some rank is frozen here."""
+    if not slot.param.requires_grad:
+        raise RankDisagreementError(
+            f"{slot.name!r} is frozen on this rank (requires_grad=False) but got a gradient on "
+            "another: the replicas would drift apart; freeze it on every rank at the same step"
+        )
 
 
 def refuse_graph(slot: Slot) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, synchronize
 
-from hvdkit.torch.bucket import Round, Slot, refuse_graph
+from hvdkit.torch.bucket import Round, Slot, demand_trainable, refuse_graph
 
 __all__ = ["DirectGradient", "Presence"]
 
@@ -132,6 +132,7 @@ class Presence:
         flags = synchronize(self._handle).tolist()
         for member, flag in zip(self._members, flags, strict=True):
             if member.absent is not None:
-                used = flag and member.slot.param.requires_grad
-                member.slot.accept(member.absent if used else None)
+                if flag:
+                    demand_trainable(member.slot)
+                member.slot.accept(member.absent if flag else None)
                 member.absent = None

@@ -317,7 +317,7 @@ def DistributedOptimizer(
             "The optimizer",
             [
                 ("class", f"{inner.__module__}.{inner.__qualname__}"),
-                *options.describe(),
+                *options.describe(named),
                 ("clip_grad_norm", str(clip_grad_norm)),
                 ("number of parameters", str(len(named))),
                 *describe_parameters(named),

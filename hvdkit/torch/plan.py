@@ -66,15 +66,23 @@ class ReductionOptions:
             if len({id(param) for param in members}) < len(members):
                 raise ValueError("a parameter may be in one of the groups only")
 
-    def describe(self) -> list[tuple[str, str]]:
-        """What must be equal on all ranks, as labels and texts."""
+    def describe(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, str]]:
+        """What must be equal on all ranks, as labels and texts.
+
+        Args:
+            named: The optimizer's parameters, which groups are described by.
+        """
+        groups: Any = self.groups
+        if not isinstance(groups, int | None):
+            names = {id(param): name for name, param in named}
+            groups = [[names.get(id(param)) for param in group] for group in groups]
         values = [
             ("op", int(self.op)),
             ("compression", self.compression.__name__),
             ("backward_passes_per_step", self.backward_passes_per_step),
             ("gradient_predivide_factor", self.gradient_predivide_factor),
             ("average_aggregated_gradients", self.average_aggregated_gradients),
-            ("groups", self.groups if isinstance(self.groups, int) else len(self.groups or ())),
+            ("groups", groups),
             ("bucket_size_mb", self.bucket_bytes / (1 << 20)),
             ("sparse_as_dense", self.sparse_as_dense),
         ]
@@ -126,7 +134,10 @@ def make_plan(
     process_set = options.process_set
     demand_equal_entries(
         "The trainable parameters",
-        [(slot.name, slot.layout()) for slot in slots],
+        [
+            (slot.name, slot.layout() + group)
+            for slot, group in zip(slots, _name_groups(slots, options), strict=True)
+        ],
         name=f"{name}.layout",
         process_set=process_set,
     )
@@ -157,6 +168,18 @@ def make_plan(
     if direct:
         late.append(Presence(direct, f"{name}.presence", process_set))
     return [*direct, *buckets], late
+
+
+def _name_groups(slots: list[Slot], options: ReductionOptions) -> list[str]:
+    """Say in words in which of the listed groups each parameter is."""
+    if options.groups is None or isinstance(options.groups, int):
+        return [""] * len(slots)
+    places = {
+        id(param): f" in place {place} of group {number}"
+        for number, group in enumerate(options.groups)
+        for place, param in enumerate(group)
+    }
+    return [places.get(id(slot.param), " in no group") for slot in slots]
 
 
 def _travels_alone(slot: Slot, options: ReductionOptions) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import ProcessSet, allgather_async, synchronize
 
-from hvdkit.torch.bucket import Round, Slot
+from hvdkit.torch.bucket import Round, Slot, demand_trainable
 from hvdkit.torch.transport import pick_wire_device
 
 __all__ = ["SparseGradient"]
@@ -59,9 +59,10 @@ class SparseGradient:
         self._handles = None
         if values.dtype != param.dtype:
             values = values.view(param.dtype)
-        if indices.shape[0] == 0 or not param.requires_grad:
+        if indices.shape[0] == 0:
             self.slot.accept(None)
         else:
+            demand_trainable(self.slot)
             if now.postscale != 1.0:
                 values = values * now.postscale
             total = torch.sparse_coo_tensor(
