@@ -73,10 +73,10 @@ def optimizer(
     from rich.console import Console
 
     from hvdkit.bench.optimizer import Settings, measure
+    from hvdkit.errors import HvdkitError
+    from hvdkit.install.installed import find_horovod
 
     console = Console()
-    if output is not None and not output.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
     settings = Settings(
         framework=framework,
         models=models,
@@ -86,10 +86,12 @@ def optimizer(
         workers=workers,
         threads=threads,
     )
+    if output is not None:
+        _require_writable(output)
+    if find_horovod() is None:
+        raise HvdkitError("Horovod is not installed in this environment; run: hvdkit install")
     turns = len(models) * rounds * len(settings.candidates or ())
     result = _run_with_progress(lambda report: measure(settings, report), turns)
-    if output is not None:
-        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(_tabulate_steps(result))
     if result["comparisons"]:
         console.print(_tabulate_ratios(result))
@@ -104,8 +106,23 @@ def optimizer(
             f"Other programs were running when this began (load {machine['load']:.1f} on "
             f"{machine['cores']} cores): expect wide intervals, or measure again when idle."
         )
-    if output is not None:
+    if output is not None:  # last: a full disk must not keep the tables back
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         console.print(f"Written to {output}", soft_wrap=True, highlight=False)
+
+
+def _require_writable(output: Path) -> None:
+    """Refuse a file that cannot be written, before minutes of measurement are done for it."""
+    if not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
+    is_new = not output.exists()
+    try:
+        output.open("a").close()
+        if is_new:
+            output.unlink()
+    except OSError as error:
+        message = f"cannot write {output}: {error.strerror}"
+        raise click.BadParameter(message, param_hint="--output") from error
 
 
 def _run_with_progress(

@@ -128,6 +128,7 @@ def test_workers_that_cannot_start_give_their_own_last_words(tmp_path):
         (["--candidates", ""], "candidates must be distinct names"),
         (["--rounds", "0"], "rounds must be at least 1"),
         (["--output", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--output", "/proc/all.json"], "cannot write /proc/all.json"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments, message):

@@ -116,6 +116,10 @@ def test_an_environment_with_nothing_in_it(bare_packages):
     [
         (("install",), "No framework is installed in this environment"),
         (("check",), "Horovod is not installed in this environment; run: hvdkit install"),
+        (
+            ("bench", "optimizer"),
+            "Horovod is not installed in this environment; run: hvdkit install",
+        ),
     ],
 )
 def test_commands_in_an_environment_with_nothing_in_it(bare_packages, arguments, message):
