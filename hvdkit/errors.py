@@ -13,6 +13,9 @@ __all__ = [
 class HvdkitError(RuntimeError):
     """Base of every error that hvdkit raises on purpose; the message says what to do."""
 
+    # Tells TensorFlow not to put an error of its own in place of this one in a tf.function.
+    ag_pass_through = True
+
 
 class BuildError(HvdkitError):
     """Horovod could not be planned, built or installed."""

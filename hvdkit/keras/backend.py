@@ -6,7 +6,7 @@ Whatever differs between the two is here; the rest of the adapter speaks ``keras
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ __all__ = [
     "hvd",
     "is_sparse",
     "is_tensorflow",
+    "keep_as_written",
     "make_dense",
     "scale",
     "sum_array",
@@ -46,6 +47,16 @@ def is_tensorflow() -> bool:
 def is_sparse(gradient: Any) -> bool:
     """Whether a gradient is TensorFlow's ``IndexedSlices``; on PyTorch Keras has dense ones."""
     return is_tensorflow() and type(gradient).__name__ == "IndexedSlices"
+
+
+def keep_as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep TensorFlow from rewriting a function, and what it calls, when it is traced."""
+    if not is_tensorflow():
+        return function
+    import tensorflow as tf
+
+    kept: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
+    return kept
 
 
 def make_dense(gradient: Any) -> Any:
@@ -90,7 +101,8 @@ def allreduce_tensors(
 
     Args:
         tensors: Tensors of the backend; on TensorFlow ``IndexedSlices`` too, which are gathered.
-        names: One name a tensor, equal on all ranks.
+        names: One name a tensor, equal on all ranks. On TensorFlow the operation's type is put
+            before it: elastic training knows by that what failed.
         process_set: The ranks to reduce over.
         op: ``hvd.Sum`` or ``hvd.Average``.
         prescale_factor: Each local tensor is multiplied by it before the sum.
@@ -144,8 +156,8 @@ def _gather_slices(
         values = values / keras.ops.cast(hvd.size_op(process_set.process_set_id), values.dtype)
     # A scope has the number of the optimizer or the call, which depends on the process's past.
     options = {"process_set": process_set, "ignore_name_scope": True}
-    values = hvd.allgather(values, name=f"{name}.values", **options)
-    indices = hvd.allgather(slices.indices, name=f"{name}.indices", **options)
+    values = hvd.allgather(values, name=f"HorovodAllgather.{name}.values", **options)
+    indices = hvd.allgather(slices.indices, name=f"HorovodAllgather.{name}.indices", **options)
     return type(slices)(values, indices, slices.dense_shape)
 
 

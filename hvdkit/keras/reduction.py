@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from hvdkit.buckets import plan_buckets, split_evenly
-from hvdkit.keras.backend import allreduce_tensors, cast, hvd, make_dense
+from hvdkit.keras.backend import allreduce_tensors, cast, hvd, keep_as_written, make_dense
 from hvdkit.keras.layout import Gradient, agree_on_layout, describe_gradients, is_elastic
 
 __all__ = ["DEFAULT_BUCKET_SIZE_MB", "ReductionOptions", "reduce_gradients"]
@@ -106,6 +106,7 @@ class ReductionOptions:
         }
 
 
+@keep_as_written
 def reduce_gradients(
     gradients: Sequence[Any], options: ReductionOptions, variables: Sequence[Any] = ()
 ) -> list[Any]:

@@ -69,6 +69,7 @@ def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int = 0,
     process_set: Any = hvd.global_process_set,
+    inplace: bool = True,
 ) -> None:
     """Overwrite variables on every rank with the bits that they have on the root.
 
@@ -81,11 +82,15 @@ def broadcast_variables(
             ranks.
         root_rank: The rank, global, that the others copy.
         process_set: The ranks that take part.
+        inplace: Horovod's option; values are always assigned.
 
     Raises:
         RankDisagreementError: Ranks hold other shapes or dtypes.
+        HvdkitError: On every rank, if a variable holds text, or the root is none of the ranks.
     """
     listed = list(variables)
+    if root_rank not in process_set.ranks:
+        raise HvdkitError(f"root_rank {root_rank} is none of the ranks {process_set.ranks}")
     agreement.demand_equal_entries(
         "What is broadcast",
         [(name, f"{_dtype(v)}{list(v.shape)}") for name, v in name_variables(listed)],
@@ -93,6 +98,12 @@ def broadcast_variables(
         gather=gather_over(process_set),
         ranks=process_set.ranks,
     )
+    for name, variable in name_variables(listed):
+        if _dtype(variable) == "string":
+            raise HvdkitError(
+                f"variable {name} holds text, which cannot be broadcast; send it with "
+                "broadcast_object"
+            )
     is_root = hvd.rank() == root_rank
     chunk: list[Any] = []
     size = 0

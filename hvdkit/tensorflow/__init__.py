@@ -67,6 +67,7 @@ from horovod.tensorflow import (
     vars_to_refs,
 )
 
+from hvdkit.tensorflow import elastic
 from hvdkit.tensorflow.keras import (
     average_buffers,
     average_metrics,
@@ -117,6 +118,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

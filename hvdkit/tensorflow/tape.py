@@ -32,6 +32,7 @@ class _Distributed:
         """Keep the gradient of a variable local to this rank."""
         self._local_sources.append(source)
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(
         self,
         target: Any,
@@ -115,6 +116,7 @@ def _with_shape(gradient: Any, source: Any) -> Any:
     return gradient if known else tf.ensure_shape(gradient, source.shape)
 
 
+@tf.autograph.experimental.do_not_convert
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -189,8 +191,22 @@ def DistributedGradientTape(
     return wrapped
 
 
+@tf.autograph.experimental.do_not_convert
 def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape, *args: Any, local_layers: Any = None, **kwargs: Any
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = _horovod.Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = _horovod.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: Any = _horovod.global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    *,
+    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
 ) -> Any:
     """Like ``DistributedGradientTape``, but variables of ``local_layers`` stay local to a rank.
 
@@ -201,7 +217,20 @@ def PartialDistributedGradientTape(
     layers = [local_layers] if hasattr(local_layers, "trainable_weights") else local_layers or []
     if not all(hasattr(layer, "trainable_weights") for layer in layers):
         raise ValueError("local_layers must be Keras layers")
-    wrapped = DistributedGradientTape(gradtape, *args, **kwargs)
+    wrapped = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+        bucket_size_mb=bucket_size_mb,
+    )
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_source(variable)
