@@ -28,7 +28,7 @@ def scaling_factor(workers: int, rule: str = "linear") -> float:
     One weird trick for parallelizing convolutional neural networks (2014).
     """
     if workers < 1:
-        raise HvdkitError(f"the number of workers must be at least 1, got {workers}")
+        raise HvdkitError(f"workers and passes must be at least 1, got {workers} in all")
     if rule == "linear":
         return float(workers)
     if rule == "sqrt":

@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 __all__ = [
     "FUSION_THRESHOLD_BYTES",
     "prefer_settings",
+    "say_too_few_gpus",
     "share_cores",
     "warn_of_too_many_threads",
 ]
@@ -36,9 +37,23 @@ def warn_of_too_many_threads(threads: int, workers: int) -> None:
     """Warn the caller's caller if ``workers`` with ``threads`` each are more than the cores."""
     cores = len(os.sched_getaffinity(0))
     if workers * threads > cores:
+        remedy = " or lower OMP_NUM_THREADS" if threads > 1 else ""
         warnings.warn(
             f"{workers} workers with {threads} threads each share {cores} cores: steps slow down "
-            "when threads wait for a core; start fewer workers, or lower OMP_NUM_THREADS",
+            f"when threads wait for a core; start fewer workers{remedy}",
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def say_too_few_gpus(workers: int, gpus: int, framework: str) -> str:
+    """Say what to do on a host where ``framework`` sees fewer GPUs than there are workers."""
+    if gpus == 0:
+        return (
+            f"{framework} sees no GPU on this host: install its GPU build, check the driver and "
+            "CUDA_VISIBLE_DEVICES, or ask for the CPU"
+        )
+    return (
+        f"{workers} workers run on this host but {framework} sees {gpus} of the GPUs: "
+        f"start at most {gpus} workers here, or ask for the CPU"
+    )

@@ -5,6 +5,7 @@ Every candidate has processes of its own, because threads of another one in the 
 whole measurement, so that rounds can alternate quickly; those not in turn are suspended.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ __all__ = ["Team"]
 
 POLL_S = 0.2
 SHUTDOWN_S = 30
+LAST_WORDS_S = 5
 
 
 class Team:
@@ -138,6 +140,9 @@ class Team:
                 continue
 
     def _explain(self, what: str) -> HvdkitError:
+        # The connection ends before the launcher has passed on why.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LAST_WORDS_S)
         log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         tail = "\n".join(log[-30:])
         return HvdkitError(

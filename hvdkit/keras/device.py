@@ -10,7 +10,7 @@ import keras
 
 from hvdkit.errors import EnvironmentMismatchError, HvdkitError
 from hvdkit.keras.backend import hvd, is_tensorflow
-from hvdkit.tuning import share_cores, warn_of_too_many_threads
+from hvdkit.tuning import say_too_few_gpus, share_cores, warn_of_too_many_threads
 
 __all__ = ["pick_device", "set_threads"]
 
@@ -45,8 +45,7 @@ def pick_device(kind: str = "auto") -> str:
     # Compare the counts, not this rank with the count, so that all workers of the host agree.
     if workers > len(gpus):
         raise EnvironmentMismatchError(
-            f"{workers} workers run on this host but {keras.backend.backend()} sees "
-            f"{len(gpus)} GPUs: start at most {len(gpus)} workers here, or ask for the CPU"
+            say_too_few_gpus(workers, len(gpus), keras.backend.backend())
         )
     return _use(gpus[hvd.local_rank()])
 

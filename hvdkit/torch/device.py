@@ -8,7 +8,7 @@ import horovod.torch as _horovod
 import torch
 
 from hvdkit.errors import EnvironmentMismatchError
-from hvdkit.tuning import share_cores, warn_of_too_many_threads
+from hvdkit.tuning import say_too_few_gpus, share_cores, warn_of_too_many_threads
 
 __all__ = ["pick_device", "set_threads"]
 
@@ -32,10 +32,7 @@ def pick_device(kind: str = "auto") -> torch.device:
     gpus, local_rank, workers = torch.cuda.device_count(), _horovod.local_rank(), _count_workers()
     # Compare the counts, not this rank with the count, so that all workers of the host agree.
     if workers > gpus:
-        raise EnvironmentMismatchError(
-            f"{workers} workers run on this host but torch sees {gpus} GPUs: "
-            f"start at most {gpus} workers here, or ask for the CPU"
-        )
+        raise EnvironmentMismatchError(say_too_few_gpus(workers, gpus, "torch"))
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 

@@ -8,6 +8,7 @@ import pytest
 from hvdkit.tuning import (
     FUSION_THRESHOLD_BYTES,
     prefer_settings,
+    say_too_few_gpus,
     share_cores,
     warn_of_too_many_threads,
 )
@@ -37,6 +38,13 @@ def test_more_threads_than_cores_are_named():
     cores = len(os.sched_getaffinity(0))
     with pytest.warns(RuntimeWarning, match=f"2 workers with {cores} threads each share {cores} "):
         warn_of_too_many_threads(cores, workers=2)
+    with pytest.warns(RuntimeWarning, match="start fewer workers$"):
+        warn_of_too_many_threads(1, workers=cores + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_too_many_threads(1, workers=cores)
+
+
+def test_too_few_gpus_say_what_to_do():
+    assert say_too_few_gpus(2, 0, "torch").startswith("torch sees no GPU on this host: ")
+    assert "start at most 1 workers" in say_too_few_gpus(2, 1, "torch")
