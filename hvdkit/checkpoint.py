@@ -105,12 +105,24 @@ class CheckpointStore:
         return made.path
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the checkpoints in the store from the oldest to the newest, unverified."""
+        """List the checkpoints in the store from the oldest to the newest, unverified.
+
+        Raises:
+            CheckpointError: If the directory is there but cannot be read: it is not empty.
+        """
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read the checkpoints in {self.directory}: {error}"
+            ) from error
         found = []
-        for path in self.directory.glob("*.json"):
-            match = _MANIFEST.fullmatch(path.name)
+        for name in names:
+            match = _MANIFEST.fullmatch(name)
             if match:
-                found.append(Checkpoint(int(match[1]), int(match[2]), path))
+                found.append(Checkpoint(int(match[1]), int(match[2]), self.directory / name))
         return sorted(found, key=lambda saved: saved.sequence)
 
     def latest(self) -> Checkpoint | None:

@@ -68,7 +68,7 @@ class CheckpointStore(checkpoint.CheckpointStore):
         }
 
         def write(file: BinaryIO) -> None:
-            torch.save(state, file)
+            _dump(state, file)
             file.flush()
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file.name)
             if unsafe:
@@ -135,6 +135,16 @@ def restore_or_broadcast(
     return broadcast_object(
         extra, root_rank, name="restore_or_broadcast.extra", process_set=process_set
     )
+
+
+def _dump(state: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        # What the file refused (a full disk) comes as a complaint about a wrong position.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _restore(

@@ -1,5 +1,6 @@
 """Checks of CheckpointStore and restore_or_broadcast."""
 
+import resource
 import shutil
 import tempfile
 import warnings
@@ -192,6 +193,23 @@ def check_what_could_not_be_loaded_is_not_saved():
         assert store.load(step=1)["extra"]["name"] == "run"
     else:
         assert store.save(2, model, loss=np.float64(0.5)) is None
+    hvd.barrier()
+
+
+def check_a_full_disk_is_named():
+    store = CheckpointStore(new_directory())
+    model, optimizer = make(0)
+    store.save(1, model, optimizer)
+    if hvd.rank() == 0:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"cannot write .* step 2 .*too large"):
+                store.save(2, model, optimizer, more=torch.zeros(10_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert store.load()["step"] == 1
+        assert len(list(store.directory.iterdir())) == 2
     hvd.barrier()
 
 

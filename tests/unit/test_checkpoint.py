@@ -146,6 +146,8 @@ def test_a_file_system_that_refuses_is_one_clear_error(tmp_path):
     store = CheckpointStore(tmp_path / "file")
     with pytest.raises(CheckpointError, match=r"step 3 to .*file"):
         save(store, 3)
+    with pytest.raises(CheckpointError, match=r"cannot read the checkpoints in .*file"):
+        store.latest()  # what cannot be read is not empty
 
 
 def test_leftovers_of_a_crash_are_removed_by_the_next_save(tmp_path):
