@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 from hvdkit.errors import EnvironmentMismatchError
 
-__all__ = ["Place", "launcher", "local_rank", "local_size", "place", "rank", "size"]
+__all__ = [
+    "Place",
+    "check_launch",
+    "launcher",
+    "local_rank",
+    "local_size",
+    "place",
+    "rank",
+    "size",
+]
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,22 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
             "hand, or left over from another launch?"
         )
     return Place(name, rank, size, local_rank, local_size)
+
+
+def check_launch(environ: Mapping[str, str] | None = None) -> None:
+    """Check Horovod's own variables before it reads them; without any there is nothing to check.
+
+    Horovod takes a missing rank for 0, a missing size for 1, and aborts on what does not fit.
+
+    Args:
+        environ: The variables; default those of this process.
+
+    Raises:
+        EnvironmentMismatchError: As :func:`place`.
+    """
+    environ = os.environ if environ is None else environ
+    if "HOROVOD_RANK" in environ or "HOROVOD_SIZE" in environ:
+        place(environ)
 
 
 def rank(environ: Mapping[str, str] | None = None) -> int:

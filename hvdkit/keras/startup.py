@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvdkit.env import check_launch
 from hvdkit.keras.backend import hvd
 from hvdkit.tuning import prefer_settings
 
@@ -17,6 +18,11 @@ def init(*args: Any, **kwargs: Any) -> None:
     reduced in place and not copied into Horovod's own buffer.
 
     Collective: every rank must call.
+
+    Raises:
+        EnvironmentMismatchError: If ``HOROVOD_RANK`` and its like are there in part, or do not
+            fit together.
     """
+    check_launch()
     prefer_settings()
     hvd.init(*args, **kwargs)

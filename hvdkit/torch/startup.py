@@ -7,6 +7,7 @@ from typing import Any
 import horovod.torch as _horovod
 import torch
 
+from hvdkit.env import check_launch
 from hvdkit.tuning import prefer_settings
 
 __all__ = ["init"]
@@ -23,7 +24,12 @@ def init(*args: Any, **kwargs: Any) -> None:
     reduced in place and not copied into Horovod's own buffer.
 
     Collective: every rank must call.
+
+    Raises:
+        EnvironmentMismatchError: If ``HOROVOD_RANK`` and its like are there in part, or do not
+            fit together.
     """
+    check_launch()
     prefer_settings()
     _keep_freed_memory()
     _horovod.init(*args, **kwargs)

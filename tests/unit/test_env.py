@@ -126,3 +126,22 @@ def test_slurm_list_that_is_none(tasks):
 def test_slurm_node_outside_the_list():
     with pytest.raises(EnvironmentMismatchError, match="SLURM_NODEID=7"):
         env.place({**SLURM, "SLURM_NODEID": "7"})
+
+
+def test_a_process_without_a_launcher_may_start_alone():
+    env.check_launch({"PATH": "/bin"})
+    env.check_launch(HOROVODRUN)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HOROVOD_RANK": "1"},
+        {"HOROVOD_SIZE": "2"},
+        HOROVODRUN | {"HOROVOD_RANK": "4"},
+        HOROVODRUN | {"HOROVOD_SIZE": "two"},
+    ],
+)
+def test_half_a_launch_is_an_error_before_horovod_starts(environ):
+    with pytest.raises(EnvironmentMismatchError):
+        env.check_launch(environ)
