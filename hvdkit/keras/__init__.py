@@ -4,7 +4,7 @@ A script that says ``import horovod.tensorflow.keras as hvd`` (or ``horovod.kera
 ``import hvdkit.keras as hvd`` instead.
 """
 
-from hvdkit.keras import callbacks
+from hvdkit.keras import callbacks, elastic
 from hvdkit.keras.backend import hvd as _hvd
 from hvdkit.keras.buffers import average_buffers
 from hvdkit.keras.callbacks import rank_zero
@@ -76,6 +76,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

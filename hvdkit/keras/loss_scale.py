@@ -29,13 +29,11 @@ def agree_on_finite() -> None:
         distribution = getattr(self.inner_optimizer, "_hvdkit", None)
         if distribution is None or distribution.alone:
             return finite
-        [finite_ranks] = allreduce_tensors(
-            [ops.cast(finite, "float32")],
+        [ranks_with_inf] = allreduce_tensors(
+            [1.0 - ops.cast(finite, "float32")],
             [f"{distribution.options.name}.finite"],
-            prescale_factor=1.0,
-            postscale_factor=1.0,
             process_set=distribution.options.process_set,
         )
-        return ops.equal(finite_ranks, float(distribution.options.process_set.size()))
+        return ops.equal(ranks_with_inf, 0.0)
 
     cls.check_finite = check_finite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import types
 import warnings
@@ -193,6 +195,12 @@ def DistributedOptimizer(
             )
         if clip_grad_norm is not None and not clip_grad_norm > 0:
             raise ValueError(f"clip_grad_norm must be positive, not {clip_grad_norm}")
+        several = getattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers", None)
+        if several is not None and (clip_grad_norm is not None or backward_passes_per_step > 1):
+            raise ValueError(
+                "clip_grad_norm and backward_passes_per_step do not go with several optimizers "
+                "in one; set global_clipnorm and gradient_accumulation_steps on each of them"
+            )
         return _Distribution(
             options,
             alone,
@@ -201,7 +209,8 @@ def DistributedOptimizer(
             scale_local_gradients,
         )
 
-    if alone:
+    if alone or is_elastic():
+        # In an elastic job ranks come and go, and who joins wraps alone.
         distribution = build()
     else:
         gather, ranks = gather_over(process_set), process_set.ranks
@@ -220,9 +229,12 @@ def DistributedOptimizer(
             gather=gather,
             ranks=ranks,
         )
-    _attach(getattr(optimizer, "inner_optimizer", optimizer), distribution)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    _attach(inner, distribution)
+    if hasattr(inner, "optimizers"):
+        _attach_to_each(inner, distribution)
     if backward_passes_per_step > 1:
-        _accumulate(getattr(optimizer, "inner_optimizer", optimizer), backward_passes_per_step)
+        _accumulate(inner, backward_passes_per_step)
     keep_out_of_xla(find_distribution)
     agree_on_finite()
     return optimizer
@@ -278,6 +290,25 @@ def _attach(optimizer: Any, distribution: _Distribution) -> None:
     ):
         object.__setattr__(optimizer, method.__name__, types.MethodType(method, optimizer))
     object.__setattr__(optimizer, "_hvdkit", distribution)
+
+
+def _attach_to_each(optimizer: Any, distribution: _Distribution) -> None:
+    """Let each optimizer in a ``MultiOptimizer`` reduce: it hands the gradients on to them."""
+
+    def attach_all(self: Any) -> None:
+        for index, one in enumerate(self.optimizers):
+            if find_distribution(one) is None:
+                own = copy.copy(distribution)  # the local variables remain shared
+                name = f"{distribution.options.name}.{index}"
+                own.options = dataclasses.replace(distribution.options, name=name)
+                _attach(one, own)
+
+    def build(self: Any, var_list: Any) -> None:
+        type(self).build(self, var_list)
+        attach_all(self)  # some are made here, by the variables
+
+    attach_all(optimizer)
+    object.__setattr__(optimizer, "build", types.MethodType(build, optimizer))
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -89,14 +88,8 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def _to_tensor(value: Any) -> Any:
-    if is_tensorflow():
-        return ops.convert_to_tensor(value)
-    tensor = ops.convert_to_tensor(value, device="cpu") if _is_plain(value) else value
-    return tensor.value if isinstance(tensor, keras.Variable) else tensor
-
-
-def _is_plain(value: Any) -> bool:
-    return not (ops.is_tensor(value) or isinstance(value, keras.Variable))
+    tensor = ops.convert_to_tensor(value)
+    return tensor if is_tensorflow() else tensor.detach()
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:

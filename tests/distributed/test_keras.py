@@ -6,7 +6,7 @@ import pytest
 
 from tests.distributed.launch import check_names, launch
 
-TOPICS = ("keras_callbacks", "keras_saving")
+TOPICS = ("keras", "keras_options", "keras_callbacks", "keras_saving")
 WORKERS = [Path(__file__).with_name(f"worker_{topic}.py") for topic in TOPICS]
 
 
@@ -27,5 +27,5 @@ def runs():
 )
 def test_check(runs, worker, check, backend):
     if (worker, backend) not in runs:
-        runs[worker, backend] = launch(worker, env={"KERAS_BACKEND": backend})
+        runs[worker, backend] = launch(worker, env={"KERAS_BACKEND": backend}, timeout_s=300)
     runs[worker, backend].require(check)
