@@ -68,6 +68,7 @@ from horovod.tensorflow import (
 )
 
 from hvdkit.tensorflow import elastic
+from hvdkit.tensorflow.data import shard
 from hvdkit.tensorflow.keras import (
     average_buffers,
     average_metrics,
@@ -149,6 +150,7 @@ __all__ = [
     "rocm_built",
     "scale_learning_rate",
     "set_threads",
+    "shard",
     "shutdown",
     "size",
     "size_op",
