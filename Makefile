@@ -6,18 +6,24 @@ BIN := $(VENV)/bin
 PYTHON ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FREE_GIB := 8
+TWO_WORKERS := $(BIN)/horovodrun --gloo -np 2 $(BIN)/python
 
 .PHONY: help demo test lint clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo    install everything into $(VENV), then train digits with two workers'
+	@echo 'make demo    install everything into $(VENV), then train digits with two workers,'
+	@echo '             in PyTorch and in Keras'
 	@echo 'make test    ruff, mypy and all tests'
 	@echo 'make lint    ruff and mypy alone'
 	@echo 'make clean   remove $(VENV) (the cache of Horovod wheels stays)'
 
 demo: $(VENV)/horovod.stamp
-	$(BIN)/horovodrun --gloo -np 2 $(BIN)/python examples/torch/digits.py
+	$(TWO_WORKERS) examples/torch/digits.py --summary $(VENV)/torch.json
+	@# TensorFlow speaks on stderr however its log level is set: shown if something fails.
+	TF_CPP_MIN_LOG_LEVEL=3 $(TWO_WORKERS) examples/tensorflow/digits_keras.py \
+	  --summary $(VENV)/keras.json 2>$(VENV)/keras.log || { cat $(VENV)/keras.log >&2; exit 1; }
+	@$(BIN)/python examples/side_by_side.py $(VENV)/torch.json $(VENV)/keras.json
 
 test: lint $(VENV)/horovod.stamp
 	HVDKIT_REQUIRE=distributed,examples $(BIN)/python -m pytest

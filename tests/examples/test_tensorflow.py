@@ -1,0 +1,156 @@
+"""Every TensorFlow example runs with tiny arguments, on two workers and on one; none left out."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launch import ROOT, launch
+
+EXAMPLES = ROOT / "examples" / "tensorflow"
+DIGITS = r"epoch  4  loss 0\.\d+  held-out accuracy 0\.9\d+  \d+ samples/s"
+# Arguments that make an example short, and what its output then holds, once.
+TINY = {
+    "digits_keras.py": (["--epochs", "4"], DIGITS),
+    "digits_tape.py": (["--epochs", "4"], DIGITS),
+    "resnet50.py": (
+        ["--size", "32", "--images", "16", "--batch-size", "4", "--epochs", "1"],
+        r"epoch 1  loss \d+\.\d+  accuracy [01]\.\d+  \d+\.\d images/s",
+    ),
+    "transformer_lm.py": (
+        ["--context", "16", "--width", "32", "--layers", "1", "--epochs", "1", "--limit", "128"],
+        r"epoch 1  step \d  held out: \d\.\d+ bits a byte  \d+ bytes/s",
+    ),
+}
+# An example and the backend of Keras that it runs on.
+RUNS = [*((name, "tensorflow") for name in sorted(TINY)), ("digits_keras.py", "torch")]
+# Compiling ResNet-50's step takes tens of seconds of a core, in each worker.
+TIMEOUT_S = 400
+
+
+def find_runnable():
+    """List the files under examples/tensorflow that are made to be run."""
+    return {
+        str(path.relative_to(EXAMPLES))
+        for path in EXAMPLES.rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    }
+
+
+def run_alone(path, *arguments, backend="tensorflow"):
+    """Run a script as one plain process, as ``python PATH`` does."""
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.run(
+        [sys.executable, str(path), *arguments],
+        env=os.environ | ours | {"KERAS_BACKEND": backend},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_every_runnable_example_has_tiny_arguments():
+    assert find_runnable() == set(TINY)
+
+
+@pytest.mark.parametrize(("name", "backend"), RUNS)
+def test_two_workers(name, backend):
+    arguments, expected = TINY[name]
+    run = launch(
+        EXAMPLES / name, args=arguments, env={"KERAS_BACKEND": backend}, timeout_s=TIMEOUT_S
+    )
+    assert run.exit_code == 0, run.explain(f"{name} failed")
+    # Rank 0 alone speaks.
+    found = re.findall(expected, run.output)
+    assert len(found) == 1, run.explain(f"{expected!r} found {len(found)} times")
+    if name.startswith("digits"):
+        assert "2 worker(s) on cpu, 1437 training samples" in run.output, run.explain("no start")
+        assert "replicas identical: 2 worker(s) hold the same weights" in run.output
+
+
+@pytest.mark.parametrize(("name", "backend"), RUNS)
+def test_one_plain_process(name, backend):
+    arguments, expected = TINY[name]
+    done = run_alone(EXAMPLES / name, *arguments, backend=backend)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(expected, done.stdout)) == 1, done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_help_and_a_mistyped_option(name):
+    done = run_alone(EXAMPLES / name, "--help")
+    assert done.returncode == 0, done.stderr
+    for option in TINY[name][0][::2]:
+        assert option in done.stdout
+    done = run_alone(EXAMPLES / name, "--epoch-count", "3")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_threads_than_cores_are_named():
+    cores = len(os.sched_getaffinity(0))
+    run = launch(
+        EXAMPLES / "digits_keras.py", args=["--epochs", "1"], env={"OMP_NUM_THREADS": str(cores)}
+    )
+    assert run.exit_code == 0, run.explain("digits failed")
+    expected = f"2 workers with {cores} threads each share {cores} cores"
+    assert run.output.count(expected) == 1, run.explain("no warning, or more than one")
+
+
+def write_images(folder: Path):
+    """Write two classes of tiny pictures for training and validation."""
+    from PIL import Image
+
+    for split, count in (("train", 6), ("validation", 3)):
+        for label, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
+            place = folder / split / label
+            place.mkdir(parents=True)
+            for index in range(count):
+                Image.new("RGB", (40 + index, 36), colour).save(place / f"{index}.png")
+
+
+def test_resnet50_reads_a_folder_of_images(tmp_path):
+    write_images(tmp_path)
+    arguments = ["--folder", str(tmp_path), "--size", "32", "--batch-size", "3"]
+    run = launch(EXAMPLES / "resnet50.py", args=arguments, timeout_s=TIMEOUT_S)
+    assert run.exit_code == 0, run.explain("resnet50 failed")
+    assert "2 classes, 12 training images" in run.output
+
+
+@pytest.mark.parametrize("missing", ["validation", "validation/red/0.png"])
+def test_resnet50_says_what_the_folder_lacks(tmp_path, missing):
+    write_images(tmp_path)
+    place = tmp_path / "validation"
+    place.rename(tmp_path / "elsewhere")
+    if missing != "validation":
+        for label in ("blue", "red"):
+            (place / label).mkdir(parents=True)
+    done = run_alone(EXAMPLES / "resnet50.py", "--folder", str(tmp_path), "--size", "32")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "validation" in done.stderr.splitlines()[-1]
+
+
+def test_summaries_come_out_as_one_table(tmp_path):
+    summary = tmp_path / "keras.json"
+    arguments = ["--epochs", "2", "--summary", str(summary)]
+    done = run_alone(EXAMPLES / "digits_keras.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    other = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 12.0}
+    (tmp_path / "other.json").write_text(json.dumps({"framework": "Other", "epochs": [other]}))
+    script = ROOT / "examples" / "side_by_side.py"
+    table = run_alone(script, str(summary), str(tmp_path / "other.json"))
+    assert table.returncode == 0, table.stderr
+    last = json.loads(summary.read_text())["epochs"][-1]
+    assert f"{last['loss']:.4f}" in done.stdout
+    [keras_row] = [line for line in table.stdout.splitlines() if "Keras on TensorFlow" in line]
+    assert f"{last['loss']:.4f} │" in keras_row
+    assert f"{last['accuracy']:.4f} │" in keras_row
+    [other_row] = [line for line in table.stdout.splitlines() if "Other" in line]
+    assert re.search(r"0\.5000 │ +0\.2500 │ +12 │", other_row)
