@@ -15,6 +15,7 @@ import pytest
 import hvdkit.keras as hvd
 from hvdkit.errors import HvdkitError
 from tests.distributed.keras_training import (
+    ROWS,
     assert_equal_models,
     build_model,
     compile_model,
@@ -163,7 +164,6 @@ def check_copies_of_an_optimizer_are_plain():
 
 def check_an_optimizer_that_was_compiled_before_it_was_wrapped():
     data = make_data(4)
-    half = len(data[0]) // 2
     reference = compile_model(build_model(), keras.optimizers.SGD(0.1, momentum=0.9))
     fit(reference, data, whole=True)
     # Never run yet, with the choice for XLA made as on a machine with GPUs.
@@ -172,11 +172,16 @@ def check_an_optimizer_that_was_compiled_before_it_was_wrapped():
     assert not model.jit_compile
     fit(model, data)
     assert_equal_models(model, reference)
-    # Run before, on the same data everywhere: the step that was traced then must not be used.
+    # Run before, on the same data everywhere, in batches of the size that follows: the step that
+    # was traced then must not be used.
+    same = {"batch_size": ROWS, "shuffle": False, "verbose": 0}
     model = compile_model(build_model(), keras.optimizers.SGD(0.1, momentum=0.9))
-    fit(model, (data[0][:half], data[1][:half]), whole=True)
+    reference = compile_model(build_model(), keras.optimizers.SGD(0.1, momentum=0.9))
+    for either in (model, reference):
+        either.fit(*data, **same)
     hvd.DistributedOptimizer(model.optimizer)
-    fit(model, (data[0][half:], data[1][half:]))
+    fit(model, data)
+    fit(reference, data, whole=True)
     assert_equal_models(model, reference)
 
 
