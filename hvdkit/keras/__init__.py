@@ -8,6 +8,7 @@ from hvdkit.keras import callbacks, elastic
 from hvdkit.keras.backend import hvd as _hvd
 from hvdkit.keras.buffers import average_buffers
 from hvdkit.keras.callbacks import rank_zero
+from hvdkit.keras.checkpoint import CheckpointStore, restore_or_broadcast
 from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -54,6 +55,7 @@ stop_timeline = _hvd.stop_timeline
 
 __all__ = [
     "Average",
+    "CheckpointStore",
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
@@ -94,6 +96,7 @@ __all__ = [
     "rank_zero",
     "reducescatter",
     "remove_process_set",
+    "restore_or_broadcast",
     "rocm_built",
     "scale_learning_rate",
     "set_threads",

@@ -15,7 +15,14 @@ from hvdkit.keras.backend import broadcast_bytes, hvd
 from hvdkit.keras.collectives import allgather_object, gather_over
 from hvdkit.keras.optimizer import find_distribution
 
-__all__ = ["broadcast_initial_state", "broadcast_variables", "check_replicas", "name_variables"]
+__all__ = [
+    "broadcast_initial_state",
+    "broadcast_variables",
+    "check_replicas",
+    "describe_variable",
+    "name_variables",
+    "read_variable",
+]
 
 CHUNK_BYTES = 128 * 2**20
 
@@ -93,7 +100,7 @@ def broadcast_variables(
         raise HvdkitError(f"root_rank {root_rank} is none of the ranks {process_set.ranks}")
     agreement.demand_equal_entries(
         "What is broadcast",
-        [(name, f"{_dtype(v)}{list(v.shape)}") for name, v in name_variables(listed)],
+        [(name, describe_variable(v)) for name, v in name_variables(listed)],
         name="broadcast_variables",
         gather=gather_over(process_set),
         ranks=process_set.ranks,
@@ -109,7 +116,7 @@ def broadcast_variables(
     size = 0
     for variable in listed:
         chunk.append(variable)
-        size += _read(variable).nbytes
+        size += read_variable(variable).nbytes
         if size >= CHUNK_BYTES:
             _broadcast_chunk(chunk, root_rank, is_root, process_set)
             chunk, size = [], 0
@@ -120,7 +127,7 @@ def broadcast_variables(
 def _broadcast_chunk(
     variables: Sequence[Any], root_rank: int, is_root: bool, process_set: Any
 ) -> None:
-    arrays = [_read(variable) for variable in variables]
+    arrays = [read_variable(variable) for variable in variables]
     flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
     received = broadcast_bytes(flat, root_rank, name="broadcast_variables", process_set=process_set)
     if is_root:
@@ -180,13 +187,19 @@ def name_variables(variables: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def _digest(variable: Any) -> str:
-    data = _read(variable)
+    data = read_variable(variable)
     digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
     return f"{_dtype(variable)} {tuple(variable.shape)} digest {digest}"
 
 
-def _read(variable: Any) -> np.ndarray:
+def read_variable(variable: Any) -> np.ndarray:
+    """Return the bits of a variable as an array, which may share its memory."""
     return np.asarray(variable.numpy(), order="C")
+
+
+def describe_variable(variable: Any) -> str:
+    """Return the dtype and shape of a variable, as ``float32[3, 2]``."""
+    return f"{_dtype(variable)}{list(variable.shape)}"
 
 
 def _dtype(variable: Any) -> str:

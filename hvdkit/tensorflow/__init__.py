@@ -70,6 +70,7 @@ from horovod.tensorflow import (
 from hvdkit.tensorflow import elastic
 from hvdkit.tensorflow.data import shard
 from hvdkit.tensorflow.keras import (
+    CheckpointStore,
     average_buffers,
     average_metrics,
     broadcast_initial_state,
@@ -77,6 +78,7 @@ from hvdkit.tensorflow.keras import (
     check_replicas,
     init,
     pick_device,
+    restore_or_broadcast,
     scale_learning_rate,
     set_threads,
 )
@@ -86,6 +88,7 @@ from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGr
 __all__ = [
     "Adasum",
     "Average",
+    "CheckpointStore",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -147,6 +150,7 @@ __all__ = [
     "reducescatter",
     "refs_to_vars",
     "remove_process_set",
+    "restore_or_broadcast",
     "rocm_built",
     "scale_learning_rate",
     "set_threads",

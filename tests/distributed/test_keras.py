@@ -6,7 +6,7 @@ import pytest
 
 from tests.distributed.launch import check_names, launch
 
-TOPICS = ("keras", "keras_options", "keras_callbacks", "keras_saving")
+TOPICS = ("keras", "keras_options", "keras_callbacks", "keras_saving", "keras_checkpoint")
 WORKERS = [Path(__file__).with_name(f"worker_{topic}.py") for topic in TOPICS]
 
 
