@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif"}
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def list_synthetic(length: int, classes: int) -> tf.data.Dataset:
-    """Return (index, class) pairs: no files needed, and something to learn."""
-    return tf.data.Dataset.range(length).map(lambda index: (index, index % classes))
+def list_synthetic(length: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices and classes: no files needed, and something to learn."""
+    indices = np.arange(length)
+    return indices, indices % classes
 
 
 def make_image(index: tf.Tensor, label: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -19,8 +21,8 @@ def make_image(index: tf.Tensor, label: tf.Tensor, size: int) -> tuple[tf.Tensor
     return tf.random.stateless_normal((size, size, 3), (index, 1)) + colour, label
 
 
-def list_folder(folder: Path) -> tuple[tf.data.Dataset, list[str]]:
-    """Return (path, class) pairs of FOLDER/CLASS/IMAGE, and the classes in alphabetical order."""
+def list_folder(folder: Path) -> tuple[tuple[np.ndarray, np.ndarray], list[str]]:
+    """Return paths and classes of FOLDER/CLASS/IMAGE, and the classes in alphabetical order."""
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     samples = [
         (str(path), label)
@@ -29,8 +31,7 @@ def list_folder(folder: Path) -> tuple[tf.data.Dataset, list[str]]:
         if path.suffix.lower() in SUFFIXES
     ]
     paths, labels = [path for path, _ in samples], [label for _, label in samples]
-    pairs = (tf.constant(paths, tf.string), tf.constant(labels, tf.int64))
-    return tf.data.Dataset.from_tensor_slices(pairs), classes
+    return (np.array(paths, str), np.array(labels, int)), classes
 
 
 def read_image(

@@ -17,6 +17,7 @@ import tensorflow as tf
 from images import list_folder, list_synthetic, make_image, read_image
 
 import hvdkit.tensorflow.keras as hvd
+from hvdkit.tensorflow import shard
 
 CLASSES = 10  # of the synthetic images
 COUNT = click.IntRange(min=1)
@@ -36,17 +37,11 @@ def load_splits(folder: Path | None, size: int, images: int) -> tuple:
     validation, others = list_folder(folder / "validation")
     if classes != others:
         raise click.ClickException(f"train and validation in {folder} have other classes")
-    if not len(training) or not len(validation):
-        missing = "validation" if len(training) else "train"
-        raise click.ClickException(f"found no {missing}/CLASS/IMAGE in {folder}")
-    read = partial(read_image, size=size)
-    return (
-        training,
-        validation,
-        partial(read, augment=True),
-        partial(read, augment=False),
-        len(classes),
-    )
+    for part, (paths, _) in (("train", training), ("validation", validation)):
+        if len(paths) < hvd.size():
+            raise click.ClickException(f"found {len(paths)} of {part}/CLASS/IMAGE in {folder}")
+    read, count = partial(read_image, size=size), len(classes)
+    return training, validation, partial(read, augment=True), partial(read, augment=False), count
 
 
 class Report(keras.callbacks.Callback):
@@ -103,15 +98,14 @@ def main(folder, images, size, epochs, batch_size, lr, warmup_epochs, bfloat16, 
     keras.utils.set_random_seed(hvd.rank())  # each worker its own crops and flips
     training, validation, read_training, read, classes = load_splits(folder, size, images)
     if hvd.rank() == 0:
-        print(f"{hvd.size()} worker(s), {classes} classes, {len(training)} training images")
+        print(f"{hvd.size()} worker(s), {classes} classes, {len(training[0])} training images")
 
-    # Paths are shared out, and each worker reads its own. For training shares are equally long,
-    # since every rank must take part in every step.
-    equal = len(training) - len(training) % hvd.size()
-    share = training.take(equal).shard(hvd.size(), hvd.rank())
-    share = share.shuffle(len(share)).map(read_training, tf.data.AUTOTUNE)
+    # Paths are shared out, and each worker reads its own. For training they are in another order
+    # each epoch, and as many on every worker; validation needs no such thing.
+    share = shard(training, shuffle=True).map(read_training, tf.data.AUTOTUNE)
     share = share.batch(batch_size).prefetch(2)
-    check = validation.shard(hvd.size(), hvd.rank()).map(read, tf.data.AUTOTUNE).batch(batch_size)
+    check = tf.data.Dataset.from_tensor_slices(validation).shard(hvd.size(), hvd.rank())
+    check = check.map(read, tf.data.AUTOTUNE).batch(batch_size)
 
     if bfloat16:
         keras.config.set_dtype_policy("mixed_bfloat16")
@@ -128,9 +122,7 @@ def main(folder, images, size, epochs, batch_size, lr, warmup_epochs, bfloat16, 
     optimizer.exclude_from_weight_decay([v for v in model.trainable_variables if len(v.shape) < 2])
     optimizer.build(model.trainable_variables)  # fit would compile the step twice otherwise
     model.compile(
-        hvd.DistributedOptimizer(
-            optimizer, compression=hvd.Compression.fp16 if bfloat16 else hvd.Compression.none
-        ),
+        hvd.DistributedOptimizer(optimizer),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -141,7 +133,7 @@ def main(folder, images, size, epochs, batch_size, lr, warmup_epochs, bfloat16, 
         shuffle=False,  # the dataset does it
         verbose=0,
         validation_data=check,
-        callbacks=[hvd.callbacks.MetricAverageCallback(), Report(len(training))],
+        callbacks=[hvd.callbacks.MetricAverageCallback(), Report(len(training[0]))],
     )
     hvd.check_replicas(model)
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from transformer_model import Transformer
 
 import hvdkit.tensorflow.keras as hvd
+from hvdkit.tensorflow import shard
 
 COUNT = click.IntRange(min=1)
 
@@ -100,27 +101,38 @@ def main(
     )
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.AdamW(warmup, weight_decay=0.01),
-        compression=hvd.Compression.fp16 if bfloat16 else hvd.Compression.none,
         backward_passes_per_step=accumulate,
         average_aggregated_gradients=True,
         clip_grad_norm=clip,  # after the reduction, so by the same norm on every worker
         sparse_as_dense=True,  # the embedding is the output layer too: its gradient has all rows
     )
     optimizer.build(model.trainable_variables)
-    hvd.broadcast_initial_state(model, optimizer)
 
-    # Shares are equally long, since every rank must take part in every pass.
-    equal = len(training) - len(training) % hvd.size()
-    share = tf.data.Dataset.from_tensor_slices(training[hvd.rank() : equal : hvd.size()])
-    passes, seen = share.shuffle(len(share)).batch(batch_size), equal * context
+    share = shard(training, shuffle=True)
+    passes = share.batch(batch_size)
     check = tf.data.Dataset.from_tensor_slices(held_out)
     check = check.shard(hvd.size(), hvd.rank()).batch(batch_size)
 
-    for epoch in range(epochs):
-        start_s = time.perf_counter()
-        for rows in passes:
+    made = 0  # passes, of every worker
+    store = hvd.CheckpointStore(checkpoints) if checkpoints else None
+    if store is None:
+        hvd.broadcast_initial_state(model, optimizer)
+    elif saved := hvd.restore_or_broadcast(store, model, optimizer):
+        made = saved["made"]
+        if hvd.rank() == 0:
+            done = "; nothing is left to do" if made >= epochs * len(passes) else ""
+            print(f"resumed at step {saved['step']} in {checkpoints}{done}", flush=True)
+
+    for epoch in range(made // len(passes), epochs):
+        share.set_epoch(epoch)
+        start_s, seen = time.perf_counter(), 0
+        for rows in passes.skip(made % len(passes)):
             make_pass(model, optimizer, rows)
-        step = int(optimizer.iterations)  # updates, not passes
+            made += 1
+            seen += hvd.size() * len(rows) * context
+            step = made // accumulate  # a window may reach into the next epoch
+            if store and (made % (save_every * accumulate) == 0 or made % len(passes) == 0):
+                store.save(step, model, optimizer, made=made)
         elapsed_s = time.perf_counter() - start_s
         bits = evaluate(model, check)
         if hvd.rank() == 0:

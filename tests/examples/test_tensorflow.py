@@ -103,6 +103,20 @@ def test_more_threads_than_cores_are_named():
     assert run.output.count(expected) == 1, run.explain("no warning, or more than one")
 
 
+def test_the_language_model_goes_on_from_its_checkpoint(tmp_path):
+    arguments, _ = TINY["transformer_lm.py"]
+    arguments = [*arguments, "--checkpoints", str(tmp_path)]
+    # 128 rows, 16 a worker and pass, two passes a step, two workers: two steps an epoch.
+    first = launch(EXAMPLES / "transformer_lm.py", args=arguments)
+    assert first.exit_code == 0, first.explain("the first run failed")
+    arguments[arguments.index("--epochs") + 1] = "2"
+    second = launch(EXAMPLES / "transformer_lm.py", args=arguments)
+    assert second.exit_code == 0, second.explain("the second run failed")
+    assert "resumed at step 2" in second.output, second.explain("it started over")
+    assert "epoch 1 " not in second.output
+    assert "epoch 2  step 4" in second.output
+
+
 def write_images(folder: Path):
     """Write two classes of tiny pictures for training and validation."""
     from PIL import Image
