@@ -6,6 +6,7 @@ a reference. Edits of the same file are applied in the order of the list.
 
 from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
+from hvdkit.install.endings import ENDINGS
 from hvdkit.install.waiting import WAITING
 
 __all__ = ["EDITS"]
@@ -267,6 +268,16 @@ BEHAVIOUR = (
         reason="as launch-mpi: about 4 s less for each start of horovodrun",
         reference="horovod/runner/launch.py",
     ),
+    Edit(
+        name="launch-no-workers",
+        path="horovod/runner/launch.py",
+        expected="    # if hosts are not specified, either parse from hostfile, or default as\n",
+        replacement="    if args.num_proc is not None and args.num_proc < 1:\n"
+        "        raise ValueError(f'-np must be at least 1, got {args.num_proc}')\n\n"
+        "    # if hosts are not specified, either parse from hostfile, or default as\n",
+        reason="horovodrun -np 0 started nothing and reported success",
+        reference="horovod/runner/launch.py",
+    ),
 )
 
-EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR + WAITING + CYCLES
+EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR + ENDINGS + WAITING + CYCLES

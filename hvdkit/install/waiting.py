@@ -83,6 +83,16 @@ void HandleManager::WaitHandle(int handle) {
         when=_TORCH,
     ),
     Edit(
+        name="wait-at-exit",
+        path="horovod/torch/mpi_ops_v2.cc",
+        expected="static HandleManager handle_manager;\n",
+        replacement="// Never destroyed: that would last until no thread waits.\n"
+        "static HandleManager& handle_manager = *new HandleManager();\n",
+        reason="a process that exits by C's exit() while a thread waits would hang",
+        reference="glibc >= 2.25, nptl/pthread_cond_destroy.c",
+        when=_TORCH,
+    ),
+    Edit(
         name="wait-setting",
         path="horovod/torch/mpi_ops_v2.cc",
         expected='#include "../common/ops/collective_operations.h"\n',

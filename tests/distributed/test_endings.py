@@ -1,0 +1,79 @@
+"""A job that ends, loses a rank or starts anew: what `hvdkit install` mends in Horovod."""
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+from tests.distributed.launch import WorkerRun, launch
+
+WORKER = Path(__file__).with_name("worker_endings.py")
+
+
+def run(mode: str, **env: str) -> WorkerRun:
+    return launch(WORKER, args=[mode], env=env, timeout_s=60)
+
+
+def test_horovod_starts_again_and_again():
+    done = run("restart")
+    assert done.exit_code == 0, done.explain("a restart failed")
+    assert all(f"rank {rank} restarted" in done.output for rank in range(2))
+
+
+def test_old_addresses_are_forgotten_in_whatever_order_ranks_finish():
+    server = RendezvousServer()
+    port = server.start()
+    server.init(get_host_assignments(parse_hosts("localhost:2"), 2))
+
+    def send(method: str, scope: str, rank: int) -> None:
+        url = f"http://localhost:{port}/{scope}/{rank}"
+        data = b"address" if method == "PUT" else None
+        urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=10).close()
+
+    try:
+        for scope in ("global", "local_localhost"):
+            send("PUT", scope, 0)
+        send("DELETE", "global", 0)
+        send("DELETE", "local_localhost", 0)  # rank 0 is ahead
+        send("DELETE", "global", 1)
+        send("DELETE", "local_localhost", 1)
+        for scope in ("global", "local_localhost"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                send("GET", scope, 0)
+    finally:
+        server.stop()
+
+
+def test_with_process_sets_a_lost_rank_is_an_error_on_the_others():
+    done = run("lose_a_rank")
+    assert done.exit_code not in (0, None), done.explain("the job should have failed by itself")
+    assert "rank 0 was told" in done.output, done.explain("aborted instead of raising")
+
+
+def test_a_rank_may_join_while_horovod_tunes_itself():
+    done = run("join_while_tuning", HOROVOD_AUTOTUNE="1")
+    assert done.exit_code == 0, done.explain("join failed")
+    assert all(f"rank {rank} joined" in done.output for rank in range(2))
+
+
+def test_a_process_may_exit_while_a_thread_waits():
+    done = run("exit_while_a_thread_waits")
+    assert done.exit_code == 0, done.explain("the exit hangs")
+
+
+def test_no_workers_are_refused():
+    horovodrun = Path(sys.executable).with_name("horovodrun")
+    done = subprocess.run(
+        [horovodrun, "-np", "0", "--gloo", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "-np must be at least 1, got 0" in done.stderr

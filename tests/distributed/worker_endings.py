@@ -1,0 +1,56 @@
+"""Jobs that end, lose a rank or start anew; argv says how."""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+
+import torch
+
+import hvdkit.torch as hvd
+
+
+def restart():
+    for _ in range(12):
+        hvd.init()
+        total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="total")
+        assert total.item() == hvd.size()
+        hvd.shutdown()
+    print(f"rank {os.environ['HOROVOD_RANK']} restarted", flush=True)
+
+
+def lose_a_rank():
+    """Rank 1 dies while a process set of the other rank exists."""
+    alone = hvd.ProcessSet([0])
+    hvd.init(process_sets=[alone])
+    hvd.allreduce(torch.ones(1), name="all are there")
+    if hvd.rank() == 1:
+        os._exit(7)
+    try:
+        hvd.allreduce(torch.ones(1), name="the others")
+    except hvd.HorovodInternalError:
+        print("rank 0 was told", flush=True)
+        time.sleep(1)  # horovodrun ends this rank as soon as it has seen the other's end
+        raise
+
+
+def join_while_tuning():
+    hvd.init()
+    for step in range(5 + 5 * hvd.rank()):
+        hvd.allreduce(torch.ones(4), name=f"step {step}")
+    assert hvd.join() == 1
+    print(f"rank {hvd.rank()} joined", flush=True)
+
+
+def exit_while_a_thread_waits():
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="all are there")
+    name = f"only rank {hvd.rank()}"
+    threading.Thread(target=lambda: hvd.allreduce(torch.ones(1), name=name), daemon=True).start()
+    time.sleep(1)
+    ctypes.CDLL(None).exit(0)  # as a C library may, without Python's exit handlers
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
