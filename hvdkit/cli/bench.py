@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,6 +139,8 @@ def _run_with_progress(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
+    # As Ctrl-C does: suspended workers must not outlive the one who could resume them.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=turns)
         return action(lambda text, done: progress.update(task, description=text, advance=done))

@@ -3,9 +3,11 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -121,6 +123,26 @@ def test_workers_that_cannot_start_give_their_own_last_words(tmp_path):
     assert "Traceback" not in done.stderr.split("its last lines were:")[0]
 
 
+def test_a_benchmark_that_is_told_to_end_leaves_no_worker(tmp_path):
+    code = "from hvdkit.cli import main; main()"
+    arguments = ["bench", "optimizer", "--models", "many-small", "--candidates", "single,ddp"]
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--rounds", "100000"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline_s = time.monotonic() + 120
+    while not find_processes_naming(str(tmp_path), suspended=True):
+        assert time.monotonic() < deadline_s, "no worker waits for its turn"
+        time.sleep(0.2)
+    driver.terminate()
+    assert driver.wait(60) == 128 + signal.SIGTERM
+    assert not find_processes_naming(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -138,14 +160,15 @@ def test_bad_input_is_refused_before_anything_starts(arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def find_processes_naming(text):
-    """Return the ids of the processes whose command line holds ``text``."""
+def find_processes_naming(text, suspended=False):
+    """Return the ids of the (suspended) processes whose command line holds ``text``."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             line = Path("/proc", pid, "cmdline").read_bytes()
+            state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if text.encode() in line:
+        if text.encode() in line and (state == "T" or not suspended):
             found.append(pid)
     return found
