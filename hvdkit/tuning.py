@@ -54,6 +54,6 @@ def say_too_few_gpus(workers: int, gpus: int, framework: str) -> str:
             "CUDA_VISIBLE_DEVICES, or ask for the CPU"
         )
     return (
-        f"{workers} workers run on this host but {framework} sees {gpus} of the GPUs: "
+        f"{workers} workers run on this host but {framework} sees {gpus} GPUs: "
         f"start at most {gpus} workers here, or ask for the CPU"
     )

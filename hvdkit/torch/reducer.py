@@ -187,7 +187,8 @@ class GradientReducer:
                 f"{slot.name!r} got a second gradient in one backward pass while the first was "
                 "being reduced; use torch.utils.checkpoint with use_reentrant=False"
             )
-        if not final or not self._enabled or self.passes < self.options.backward_passes_per_step:
+        passes = self.options.backward_passes_per_step
+        if not final or not self._enabled or (passes > 1 and self.passes < passes):
             return
         if task == self._outermost or not self.options.average_aggregated_gradients:
             # Else it may be added to once more and be divided by other passes than the rest.
@@ -195,6 +196,7 @@ class GradientReducer:
 
     def _begin_backward(self, task: int) -> None:
         self._check_world()
+        self._check_conversions()
         enclosing = _find_custom_backward()
         if not self._tasks or (enclosing is None and self._outermost is not None):
             self._begin_pass()
@@ -255,6 +257,7 @@ class GradientReducer:
         """
         self._check_world()
         if self._dirty or not self._reduced:
+            self._check_conversions()
             self._reduce()
         for slot in self._slots.values():
             if not slot.param.requires_grad:
@@ -312,7 +315,9 @@ class GradientReducer:
         # know nothing of our plan.
         if mpi_ops._handle_map is not self._world:
             self.restart()
-        elif not self._tasks and any(reduction.outdated() for reduction in self._eager):
+
+    def _check_conversions(self) -> None:
+        if not self._tasks and any(reduction.outdated() for reduction in self._eager):
             self._forget_plan()
 
     def _plan(self) -> None:
