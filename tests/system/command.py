@@ -34,15 +34,19 @@ def make_environment(**variables):
     return environment
 
 
-def find_processes_naming(text):
-    """Return the processes, zombies left out, whose command line or folder has a text in it."""
+def find_processes_naming(text, suspended=False):
+    """Return the processes, zombies left out, whose command line or folder has a text in it.
+
+    With ``suspended`` only those that a signal has stopped.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             place = os.readlink(folder / "cwd")
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if text in words or text in place:
+        if (text in words or text in place) and (state == "T" or not suspended):
             found.append((folder.name, words))
     return found

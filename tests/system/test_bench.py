@@ -14,8 +14,8 @@ from statistics import median
 import pytest
 
 from tests.distributed.conftest import horovod_present  # noqa: F401
+from tests.system.command import ROOT, find_processes_naming
 
-ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, STEPS, WORKERS = 2, 3, 2
 # From the layers: 8 x (1024 x 1024 + 1024) and 1024 x 10 + 10; 100 x (64 x 64 + 64 + 2 x 64) and
 # 64 x 10 + 10; convolutions of 3 x 3 with biases and two vectors of batch norm each, and 256 x 10.
@@ -158,17 +158,3 @@ def test_bad_input_is_refused_before_anything_starts(arguments, message):
     assert done.returncode in (1, 2)
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-
-
-def find_processes_naming(text, suspended=False):
-    """Return the ids of the (suspended) processes whose command line holds ``text``."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            line = Path("/proc", pid, "cmdline").read_bytes()
-            state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if text.encode() in line and (state == "T" or not suspended):
-            found.append(pid)
-    return found
