@@ -113,7 +113,7 @@ class Presence:
     """
 
     def __init__(self, members: list[DirectGradient], name: str, process_set: ProcessSet) -> None:
-        self.in_flight = self.done = False
+        self.in_flight = False
         self._members = members
         self._name, self._process_set = name, process_set
         self._handle: Any = None

@@ -20,6 +20,7 @@ from hvdkit.torch.wire import travels_as_it_is
 
 __all__ = ["EagerReduction", "LateReduction", "ReductionOptions", "make_plan"]
 
+# Launched as soon as its gradients are ready; launched at the end of a round.
 EagerReduction = GradientBucket | DirectGradient
 LateReduction = SparseGradient | Presence
 

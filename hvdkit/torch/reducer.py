@@ -272,9 +272,11 @@ class GradientReducer:
             try:
                 if self._unplanned:
                     self._plan()
-                for reduction in self._reductions():
-                    if not reduction.in_flight and not reduction.done:
-                        reduction.launch(now)
+                for eager in self._eager:
+                    if not eager.in_flight and not eager.done:
+                        eager.launch(now)
+                for late in self._late:
+                    late.launch(now)
                 self._drain()
             except BaseException:
                 self.restart()

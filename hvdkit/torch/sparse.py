@@ -22,7 +22,7 @@ class SparseGradient:
 
     def __init__(self, slot: Slot, name: str, process_set: ProcessSet) -> None:
         self.slot = slot
-        self.in_flight = self.done = False
+        self.in_flight = False
         self._name, self._process_set = name, process_set
         self._handles: tuple[Any, Any] | None = None
 
