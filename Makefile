@@ -66,7 +66,7 @@ $(VENV)/frameworks.stamp: $(VENV)/python.stamp setup.py constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[torch,tensorflow,examples]'
 	@touch $@
 
-$(VENV)/horovod.stamp: $(VENV)/frameworks.stamp $(wildcard hvdkit/install/*.py)
+$(VENV)/horovod.stamp: $(VENV)/frameworks.stamp $(wildcard hvdkit/install/*.py hvdkit/install/*.h)
 	$(BIN)/hvdkit install
 	@touch $@
 

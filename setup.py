@@ -21,7 +21,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["hvdkit", "hvdkit.*"]),
-    package_data={"hvdkit": ["py.typed"]},
+    package_data={"hvdkit": ["py.typed", "install/*.h"]},
     install_requires=["click>=8.1", "rich>=13"],
     extras_require={
         "torch": ["torch>=2.6", "numpy", *HOROVOD_RUNTIME],

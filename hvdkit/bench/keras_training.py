@@ -81,7 +81,7 @@ def prepare(
 def _make_mlp() -> tuple[Any, Any]:
     layers: list[Any] = [keras.Input((1024,))]
     layers += [keras.layers.Dense(1024, activation="relu") for _ in range(8)]
-    return keras.Sequential([*layers, keras.layers.Dense(CLASSES)]), tf.random.normal((64, 1024))
+    return keras.Sequential([*layers, keras.layers.Dense(CLASSES)]), tf.random.normal((32, 1024))
 
 
 def _make_many_small() -> tuple[Any, Any]:

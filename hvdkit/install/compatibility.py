@@ -7,6 +7,7 @@ a reference. Edits of the same file are applied in the order of the list.
 from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
 from hvdkit.install.endings import ENDINGS
+from hvdkit.install.transfers import TRANSFERS
 from hvdkit.install.waiting import WAITING
 
 __all__ = ["EDITS"]
@@ -280,4 +281,15 @@ BEHAVIOUR = (
     ),
 )
 
-EDITS = LANGUAGE + PACKAGING + TENSORFLOW + CUDA + NCCL + BEHAVIOUR + ENDINGS + WAITING + CYCLES
+EDITS = (
+    *LANGUAGE,
+    *PACKAGING,
+    *TENSORFLOW,
+    *CUDA,
+    *NCCL,
+    *BEHAVIOUR,
+    *ENDINGS,
+    *WAITING,
+    *CYCLES,
+    *TRANSFERS,
+)

@@ -8,27 +8,31 @@ from pathlib import Path
 
 import pytest
 
+LIBRARIES = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
 
-def _missing() -> str | None:
-    """Say what keeps ``horovodrun`` from running PyTorch workers; None when nothing does.
+
+def _missing(framework: str) -> str | None:
+    """Say what keeps ``horovodrun`` from running such workers; None when nothing does.
 
     Looks at files only: the test process itself loads neither Horovod nor a framework.
     """
     spec = importlib.util.find_spec("horovod")
     if spec is None or not spec.submodule_search_locations:
         return "horovod is not installed (run: hvdkit install)"
-    folder = Path(next(iter(spec.submodule_search_locations)), "torch")
-    if not list(folder.glob("mpi_lib_v2*.so")):
-        return "horovod is built without PyTorch (run: hvdkit install)"
+    folder = Path(next(iter(spec.submodule_search_locations)), framework)
+    if not list(folder.glob(LIBRARIES[framework])):
+        return f"horovod is built without {framework} (run: hvdkit install)"
     return None
 
 
-@pytest.fixture(scope="session", autouse=True)
-def horovod_present() -> None:
-    """Skip, or fail where ``HVDKIT_REQUIRE`` names ``distributed``, when Horovod is missing."""
-    missing = _missing()
-    if missing is None:
-        return
-    if "distributed" in os.environ.get("HVDKIT_REQUIRE", "").split(","):
-        pytest.fail(f"HVDKIT_REQUIRE demands the distributed tests, but {missing}")
-    pytest.skip(missing)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what Horovod is missing for, or refuse where ``HVDKIT_REQUIRE`` says distributed."""
+    required = "distributed" in os.environ.get("HVDKIT_REQUIRE", "").split(",")
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        missing = _missing("tensorflow" if "tensorflow" in item.nodeid else "torch")
+        if missing and required:
+            raise pytest.UsageError(f"HVDKIT_REQUIRE demands the distributed tests, but {missing}")
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=missing))

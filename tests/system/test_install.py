@@ -107,8 +107,10 @@ def compile_only(compiler, source, *options):
     [
         "horovod/common/common.cc",
         "horovod/common/group_table.cc",
+        "horovod/common/ops/gloo_operations.cc",
         "horovod/common/gloo/gloo_controller.cc",
         "horovod/torch/handle_manager.cc",
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
         "third_party/gloo/gloo/types.cc",
     ],
 )
