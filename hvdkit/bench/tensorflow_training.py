@@ -1,7 +1,6 @@
 """Raw TensorFlow training steps: variables, a tape, one ``tf.function``.
 
-Source: the models are those of ``torch_training``, layer for layer; the MLP's batch is half as
-large, since TensorFlow takes half as long for it.
+Source: the models are those of ``torch_training``, layer for layer; the MLP has half the batch.
 """
 
 from __future__ import annotations
