@@ -95,9 +95,9 @@ def main(
     model(training[:1, :-1])  # makes the variables
     # Adam normalizes the gradient, so its rate grows with the root of the batch.
     rate = hvd.scale_learning_rate(lr, "sqrt", accumulate)
-    # From what one worker would use up to the full rate. Keras's schedules count passes.
+    # From what one worker would use up to the full rate.
     warmup = keras.optimizers.schedules.PolynomialDecay(
-        rate / hvd.size(), max(1, warmup_steps * accumulate), rate
+        rate / hvd.size(), max(1, warmup_steps), rate
     )
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.AdamW(warmup, weight_decay=0.01),

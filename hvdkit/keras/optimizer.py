@@ -142,7 +142,8 @@ def DistributedOptimizer(
             rest after. By default all of the division comes first, which cannot overflow.
         op: ``hvd.Average`` (the mean over ranks) or ``hvd.Sum``.
         backward_passes_per_step: Calls that accumulate before one reduction and update, by
-            Keras's own ``gradient_accumulation_steps``.
+            Keras's own ``gradient_accumulation_steps``; with it, a ``LearningRateSchedule``
+            counts updates, not calls.
         average_aggregated_gradients: Take the mean over those passes, as Keras's own option
             does, and not their sum.
         num_groups: Deprecated in Horovod, use ``groups``.
@@ -235,6 +236,7 @@ def DistributedOptimizer(
         _attach_to_each(inner, distribution)
     if backward_passes_per_step > 1:
         _accumulate(inner, backward_passes_per_step)
+        _count_updates(inner)
     keep_out_of_xla(find_distribution)
     agree_on_finite()
     return optimizer
@@ -325,6 +327,19 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             "the first step, or create it with gradient_accumulation_steps"
         )
     optimizer.gradient_accumulation_steps = passes
+
+
+def _count_updates(optimizer: Any) -> None:
+    """Let a schedule count updates; Keras's own accumulation lets it count calls."""
+    inner = type(optimizer)
+
+    def _get_current_learning_rate(self: Any) -> Any:
+        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return self._learning_rate(self.iterations)
+        return inner._get_current_learning_rate(self)
+
+    method = types.MethodType(_get_current_learning_rate, optimizer)
+    object.__setattr__(optimizer, "_get_current_learning_rate", method)
 
 
 def _clip(gradients: list[Any], limit: float) -> list[Any]:

@@ -194,6 +194,26 @@ def check_accumulation_sums_or_averages_and_reduces_once():
         hvd.DistributedOptimizer(_sgd(gradient_accumulation_steps=2), backward_passes_per_step=3)
 
 
+def check_schedules_count_updates():
+    boundaries = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25])
+    variables = _variables()
+    wrapped = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(boundaries),
+        backward_passes_per_step=3,
+        average_aggregated_gradients=True,
+    )
+    expected = _read(variables)
+    for update, rate in enumerate((0.5, 0.5, 0.25)):
+        for one in range(3):
+            _apply(wrapped, variables, _gradients(3 * update + one, hvd.rank()))
+            expected = [
+                e - rate / 3 * g
+                for e, g in zip(expected, _gradients(3 * update + one, None), strict=True)
+            ]
+    for mine, other in zip(_read(variables), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
 def check_sum_predivide_groups_buckets_and_compression():
     _train(_sgd, factor=hvd.size(), op=hvd.Sum)
     _train(_sgd, gradient_predivide_factor=3.0)
