@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from hvdkit import agreement
 from hvdkit.errors import HvdkitError
-from hvdkit.keras.backend import hvd, is_tensorflow, make_dense, scale
-from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.backend import hvd, is_tensorflow, make_dense, scale, sum_array
+from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
 from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
@@ -84,12 +85,10 @@ class _Distribution:
         if self.alone or is_tensorflow():
             return results
         process_set = self.options.process_set
-        present = [gradient is not None for gradient in results]
-        everyone = allgather_object(
-            present, name=f"{self.options.name}.present", process_set=process_set
-        )
+        present = np.array([gradient is not None for gradient in results], np.int32)
+        holders = sum_array(present, name=f"{self.options.name}.present", process_set=process_set)
         for index, variable in enumerate(variables):
-            if results[index] is None and any(theirs[index] for theirs in everyone):
+            if results[index] is None and holders[index]:
                 results[index] = ops.zeros(variable.shape, variable.dtype)
         return results
 
