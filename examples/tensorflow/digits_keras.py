@@ -94,9 +94,9 @@ def main(
     where = hvd.pick_device(device)
     keras.utils.set_random_seed(seed + hvd.rank())  # each worker its own dropout
     images, labels, held_out_images, held_out_labels = load_splits()
-    # Training shares are equally long, since every rank must take part in every step.
-    share = slice(hvd.rank(), len(images) // hvd.size() * hvd.size(), hvd.size())
-    held_out_share = slice(hvd.rank(), None, hvd.size())
+    # Shares are equally long, since every rank must take part in every step.
+    own_images, own_labels = hvd.shard((images, labels))
+    held_out_share = slice(hvd.rank(), None, hvd.size())  # each image counts once
 
     model = make_model()
     optimizer = keras.optimizers.SGD(hvd.scale_learning_rate(lr), momentum=0.9, weight_decay=1e-4)
@@ -110,8 +110,8 @@ def main(
 
     report = Report(len(images))
     model.fit(
-        images[share],
-        labels[share],
+        own_images,
+        own_labels,
         batch_size,
         epochs,
         verbose=0,

@@ -9,6 +9,7 @@ from hvdkit.keras.backend import hvd as _hvd
 from hvdkit.keras.buffers import average_buffers
 from hvdkit.keras.callbacks import rank_zero
 from hvdkit.keras.checkpoint import CheckpointStore, restore_or_broadcast
+from hvdkit.keras.data import shard
 from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -100,6 +101,7 @@ __all__ = [
     "rocm_built",
     "scale_learning_rate",
     "set_threads",
+    "shard",
     "shutdown",
     "size",
     "start_timeline",

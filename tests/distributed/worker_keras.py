@@ -2,9 +2,11 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 import hvdkit.keras as hvd
+from hvdkit.errors import HvdkitError, RankDisagreementError
 from tests.distributed.keras_training import (
     CLASSES,
     FEATURES,
@@ -69,6 +71,31 @@ def check_fit_with_each_optimizer():
     for name, make in OPTIMIZERS.items():
         print(f"rank {hvd.rank()}: {name}")
         _compare_fit(make, make_data(4), atol=1e-5)
+
+
+def check_shares_are_together_the_batches_of_one_process():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((45, FEATURES)).astype("float32"), rng.integers(0, CLASSES, 45)
+    inputs, targets = hvd.shard((x, y), seed=3)
+    assert len(inputs) == len(targets) == 23  # one sample is repeated
+    everyone = np.stack(hvd.allgather(inputs[None]), axis=1).reshape(-1, FEATURES)
+    assert {row.tobytes() for row in everyone} == {row.tobytes() for row in x}
+    assert not np.array_equal(everyone[:45], x), "the order is the old one"
+    labels = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+    whole = everyone, np.array([labels[row.tobytes()] for row in everyone])
+
+    model = compile_model(build_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    reference = compile_model(build_model(), keras.optimizers.SGD(0.1))
+    model.fit(inputs, targets, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    reference.fit(*whole, batch_size=4 * hvd.size(), epochs=2, shuffle=False, verbose=0)
+    assert_equal_models(model, reference)
+
+    kept = hvd.shard({"x": x}, shuffle=False, drop_last=True)
+    np.testing.assert_array_equal(kept["x"], x[hvd.rank() : 44 : 2])
+    with pytest.raises(HvdkitError, match=r"lengths \[44, 45\]"):
+        hvd.shard((x, y[:44]))
+    with pytest.raises(RankDisagreementError, match="seed"):
+        hvd.shard((x, y), seed=hvd.rank())
 
 
 def check_fit_eagerly():
