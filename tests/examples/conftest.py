@@ -5,8 +5,6 @@ import os
 
 import pytest
 
-from tests.distributed.conftest import horovod_present  # noqa: F401
-
 
 @pytest.fixture(scope="session", autouse=True)
 def examples_extra_present() -> None:

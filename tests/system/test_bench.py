@@ -13,7 +13,6 @@ from statistics import median
 
 import pytest
 
-from tests.distributed.conftest import horovod_present  # noqa: F401
 from tests.system.command import ROOT, find_processes_naming
 
 ROUNDS, STEPS, WORKERS = 2, 3, 2

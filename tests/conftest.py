@@ -1,4 +1,4 @@
-"""Distributed tests need an installed Horovod; without one they skip, or fail where demanded."""
+"""Tests that start workers need an installed Horovod; without one they skip, or are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parent
+NEEDS_HOROVOD = {"distributed", "examples", "test_bench.py"}
 LIBRARIES = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
 
 
@@ -29,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what Horovod is missing for, or refuse where ``HVDKIT_REQUIRE`` says distributed."""
     required = "distributed" in os.environ.get("HVDKIT_REQUIRE", "").split(",")
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
+        if not NEEDS_HOROVOD & set(item.path.relative_to(ROOT).parts):
             continue
         missing = _missing("tensorflow" if "tensorflow" in item.nodeid else "torch")
         if missing and required:
