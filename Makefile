@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 FREE_GIB := 8
 TWO_WORKERS := $(BIN)/horovodrun --gloo -np 2 $(BIN)/python
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint matrix clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,7 +16,9 @@ help:
 	@echo '             in PyTorch and in Keras'
 	@echo 'make test    ruff, mypy and all tests'
 	@echo 'make lint    ruff and mypy alone'
-	@echo 'make clean   remove $(VENV) (the cache of Horovod wheels stays)'
+	@echo 'make matrix  build and test with each supported version, in fresh environments (an hour'
+	@echo '             or more, by hand; ROWS="NAME ..." for some, ROWS=--list for the names)'
+	@echo 'make clean   remove $(VENV) and .matrix (the cache of Horovod wheels stays)'
 
 demo: $(VENV)/horovod.stamp
 	$(TWO_WORKERS) examples/torch/digits.py --summary $(VENV)/torch.json
@@ -34,8 +36,11 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy hvdkit
 
+matrix:
+	$(or $(PYTHON),python3) tests/matrix.py $(ROWS)
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .matrix
 
 # Looks before it starts: a missing compiler must not show up after minutes of downloads.
 $(VENV)/python.stamp:
