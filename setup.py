@@ -21,8 +21,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["hvdkit", "hvdkit.*"]),
-    package_data={"hvdkit": ["py.typed", "install/*.h"]},
-    install_requires=["click>=8.1", "rich>=13"],
+    package_data={"hvdkit": ["py.typed", "install/*.h", "results/*.json"]},
+    install_requires=["click>=8.1", "jsonschema>=4.18", "rich>=13"],
     extras_require={
         "torch": ["torch>=2.6", "numpy", *HOROVOD_RUNTIME],
         "tensorflow": ["tensorflow>=2.16", *HOROVOD_RUNTIME],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -10,18 +9,16 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from hvdkit import __version__
 from hvdkit.bench.catalog import CANDIDATES, FRAMEWORKS, MODELS
 from hvdkit.bench.team import Team
 from hvdkit.bench.timing import summarize_round
 from hvdkit.errors import HvdkitError
+from hvdkit.results.files import make_result, make_series
 from hvdkit.results.fingerprint import read_fingerprint
 from hvdkit.results.statistics import estimate_geometric_mean, estimate_ratio
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "Settings", "compare_candidates", "measure"]
+__all__ = ["Settings", "compare_candidates", "measure"]
 
-SCHEMA = "hvdkit.bench.optimizer"
-SCHEMA_VERSION = 1
 READY_S = 300
 
 
@@ -72,7 +69,7 @@ class Settings:
 
 
 def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str, Any]:
-    """Time every candidate on every model; return the result, ready for JSON.
+    """Time every candidate on every model; return the result, ready for ``write_result``.
 
     Args:
         settings: what to measure.
@@ -83,16 +80,28 @@ def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str,
     """
     machine = read_fingerprint()
     models = {name: _measure_model(name, settings, report) for name in settings.models}
-    return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "hvdkit": __version__,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "settings": asdict(settings),
-        "machine": machine,
-        "models": models,
-        "comparisons": compare_candidates(models),
-    }
+    comparisons = compare_candidates(models)
+    series = [
+        make_series(
+            "step_s",
+            "s",
+            measured.pop("step_s"),
+            lower_is_better=True,
+            framework=settings.framework,
+            model=name,
+            candidate=candidate,
+            workers=settings.workers,
+            threads=settings.threads,
+            batch=model["batch"],
+            parameters=model["parameters"],
+            dtype="float32",
+            controller="gloo",
+        )
+        for name, model in models.items()
+        for candidate, measured in model["candidates"].items()
+    ]
+    summary = {"models": models, "comparisons": comparisons}
+    return make_result("optimizer", asdict(settings), series, summary, machine)
 
 
 def _measure_model(
@@ -139,7 +148,7 @@ def compare_candidates(models: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare every candidate with those named after it, a model at a time and over all models.
 
     Args:
-        models: as in the result: ``candidates`` of each hold ``step_s`` as [round][rank][step].
+        models: ``candidates`` of each hold ``step_s`` as [round][rank][step].
 
     Returns:
         One record a pair: ``candidate``, ``reference``, ``models`` (name to interval) and

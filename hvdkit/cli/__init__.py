@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": ("hvdkit.cli.doctor:doctor", "Report what is installed and whether it fits."),
     "check": ("hvdkit.cli.check:check", "Check the collectives under horovodrun."),
     "bench": ("hvdkit.cli.bench:bench", "Measure training speed against other ways."),
+    "compare": ("hvdkit.cli.compare:compare", "Say whether a result is worse than another."),
 }
 
 

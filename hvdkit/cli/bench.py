@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable
@@ -54,9 +53,10 @@ def bench() -> None:
 @click.option("--threads", default=1, show_default=True, help="Compute threads a process.")
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Write every sample and the comparisons to this JSON file.",
 )
+@click.option("--force", is_flag=True, help="Overwrite the output file.")
 def optimizer(
     framework: str,
     models: tuple[str, ...],
@@ -66,6 +66,7 @@ def optimizer(
     workers: int,
     threads: int,
     output: Path | None,
+    force: bool,
 ) -> None:
     """Time a training step with hvdkit, stock Horovod, and what the framework has of its own.
 
@@ -77,6 +78,7 @@ def optimizer(
     from hvdkit.bench.optimizer import Settings, measure
     from hvdkit.errors import HvdkitError
     from hvdkit.install.installed import find_horovod
+    from hvdkit.results.files import require_writable, write_result
 
     console = Console()
     settings = Settings(
@@ -89,13 +91,13 @@ def optimizer(
         threads=threads,
     )
     if output is not None:
-        _require_writable(output)
+        require_writable(output, force=force)
     if find_horovod() is None:
         raise HvdkitError("Horovod is not installed in this environment; run: hvdkit install")
     turns = len(models) * rounds * len(settings.candidates or ())
     result = _run_with_progress(lambda report: measure(settings, report), turns)
     console.print(_tabulate_steps(result))
-    if result["comparisons"]:
+    if result["summary"]["comparisons"]:
         console.print(_tabulate_ratios(result))
     machine = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
@@ -109,22 +111,8 @@ def optimizer(
             f"{machine['cores']} cores): expect wide intervals, or measure again when idle."
         )
     if output is not None:  # last: a full disk must not keep the tables back
-        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(output, result, force=force)
         console.print(f"Written to {output}", soft_wrap=True, highlight=False)
-
-
-def _require_writable(output: Path) -> None:
-    """Refuse a file that cannot be written, before minutes of measurement are done for it."""
-    if not output.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {output.parent}", param_hint="--output")
-    is_new = not output.exists()
-    try:
-        output.open("a").close()
-        if is_new:
-            output.unlink()
-    except OSError as error:
-        message = f"cannot write {output}: {error.strerror}"
-        raise click.BadParameter(message, param_hint="--output") from error
 
 
 def _run_with_progress(
@@ -154,7 +142,7 @@ def _tabulate_steps(result: dict[str, Any]) -> Table:
         table.add_column(heading)
     table.add_column("step", justify="right")
     table.add_column("memory", justify="right")
-    for name, model in result["models"].items():
+    for name, model in result["summary"]["models"].items():
         shape = (name, f"{model['parameters']:,}", str(model["tensors"]))
         for candidate, measured in model["candidates"].items():
             step = f"{1e3 * measured['median_step_s']:.1f} ms"
@@ -172,10 +160,11 @@ def _tabulate_ratios(result: dict[str, Any]) -> Table:
         return f"{interval['estimate']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
 
     table = Table(title="Step time as a ratio (below 1: faster), with 95 % bootstrap intervals")
-    for heading in ("candidate", "of", *result["models"], "geometric mean"):
+    summary = result["summary"]
+    for heading in ("candidate", "of", *summary["models"], "geometric mean"):
         table.add_column(heading)
-    for pair in result["comparisons"]:
-        cells = [show(pair["models"][name]) for name in result["models"]]
+    for pair in summary["comparisons"]:
+        cells = [show(pair["models"][name]) for name in summary["models"]]
         row = (pair["candidate"], pair["reference"], *cells, show(pair["geometric_mean"]))
         table.add_row(*row)
     return table

@@ -1,7 +1,6 @@
 """``hvdkit bench optimizer`` as a user runs it: real workers under horovodrun, few steps."""
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from statistics import median
 
 import pytest
 
+from hvdkit.results.files import read_result
 from tests.system.command import ROOT, find_processes_naming
 
 ROUNDS, STEPS, WORKERS = 2, 3, 2
@@ -52,22 +52,35 @@ def measure(tmp_path, *arguments):
         assert not find_processes_naming(folder), "a worker outlived the benchmark"
         assert not list(Path(folder).glob("hvdkit-bench-*"))
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(path.read_text(encoding="utf-8")), done.stdout
+    result = read_result(path)
+    assert result["driver"] == "optimizer"
+    return result, done.stdout
+
+
+def find_samples(result):
+    """Return the step times by model and candidate."""
+    return {
+        (one["labels"]["model"], one["labels"]["candidate"]): one["samples"]
+        for one in result["series"]
+    }
 
 
 def test_every_candidate_is_measured_and_compared(tmp_path):
     result, shown = measure(tmp_path, "--models", "many-small")
-    assert (result["schema"], result["schema_version"]) == ("hvdkit.bench.optimizer", 1)
-    measured = result["models"]["many-small"]
+    measured = result["summary"]["models"]["many-small"]
+    step_s = find_samples(result)
     assert list(measured["candidates"]) == ["hvdkit", "horovod", "ddp", "single"]
     for name, candidate in measured["candidates"].items():
-        lengths = [[len(rank) for rank in turn] for turn in candidate["step_s"]]
+        rounds = step_s["many-small", name]
+        lengths = [[len(rank) for rank in turn] for turn in rounds]
         assert lengths == [[STEPS] * WORKERS] * ROUNDS, name
-        slowest = [median(map(max, zip(*turn, strict=True))) for turn in candidate["step_s"]]
+        slowest = [median(map(max, zip(*turn, strict=True))) for turn in rounds]
         assert candidate["median_step_s"] == pytest.approx(median(slowest))
         assert candidate["median_step_s"] > 0
         assert name in shown
-    pairs = {(pair["candidate"], pair["reference"]): pair for pair in result["comparisons"]}
+    pairs = {
+        (pair["candidate"], pair["reference"]): pair for pair in result["summary"]["comparisons"]
+    }
     assert list(pairs) == list(itertools.combinations(measured["candidates"], 2))
     for pair in pairs.values():
         interval = pair["geometric_mean"]
@@ -76,7 +89,7 @@ def test_every_candidate_is_measured_and_compared(tmp_path):
 
 def test_tensorflow_has_candidates_of_its_own(tmp_path):
     result, _ = measure(tmp_path, "--framework", "tensorflow", "--models", "many-small")
-    measured = result["models"]["many-small"]
+    measured = result["summary"]["models"]["many-small"]
     assert list(measured["candidates"]) == ["hvdkit", "horovod", "mwms", "single"]
     assert (measured["tensors"], measured["parameters"]) == SHAPES["many-small"]
 
@@ -84,16 +97,16 @@ def test_tensorflow_has_candidates_of_its_own(tmp_path):
 def test_keras_is_measured_in_fit(tmp_path):
     options = ["--framework", "keras", "--candidates", "hvdkit,horovod"]
     result, _ = measure(tmp_path, *options, "--models", "cnn")
-    measured = result["models"]["cnn"]
+    measured = result["summary"]["models"]["cnn"]
     assert (measured["tensors"], measured["parameters"]) == SHAPES["cnn"]
-    assert [len(turn[0]) for turn in measured["candidates"]["hvdkit"]["step_s"]] == [STEPS] * ROUNDS
+    assert [len(turn[0]) for turn in find_samples(result)["cnn", "hvdkit"]] == [STEPS] * ROUNDS
 
 
 def test_every_model_is_what_it_says(tmp_path):
     result, _ = measure(tmp_path, "--models", ",".join(SHAPES), "--candidates", "single")
-    assert list(result["models"]) == list(SHAPES)
-    assert result["comparisons"] == []
-    for model, measured in result["models"].items():
+    assert list(result["summary"]["models"]) == list(SHAPES)
+    assert result["summary"]["comparisons"] == []
+    for model, measured in result["summary"]["models"].items():
         assert (measured["tensors"], measured["parameters"]) == SHAPES[model]
         assert measured["threads"] == 1
         peaks = measured["candidates"]["single"]["peak_rss_bytes"]
@@ -148,7 +161,8 @@ def test_a_benchmark_that_is_told_to_end_leaves_no_worker(tmp_path):
         (["--models", "mlp,nope"], "models must be distinct names from mlp, many-small, cnn"),
         (["--candidates", ""], "candidates must be distinct names"),
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--output", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--output", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json: No such file"),
+        (["--output", __file__], "is there already: name another file, or pass --force"),
         (["--output", "/proc/all.json"], "cannot write /proc/all.json"),
     ],
 )

@@ -1,0 +1,165 @@
+"""Whether one result is worse than another: what may be compared, and what the samples say."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from hvdkit.results.statistics import CONFIDENCE, RESAMPLES, Interval
+
+__all__ = ["Comparison", "Verdict", "compare_results", "find_mismatches"]
+
+Verdict = Literal["fine", "faster", "regression", "not enough data"]
+
+# Of the machine; what hvdkit and Horovod themselves are is what people compare.
+_MACHINE = ("processor", "cores", "accelerators", "python")
+_FREE_VERSIONS = {"hvdkit", "horovod"}
+MIN_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One series of two results.
+
+    Attributes:
+        metric: What was measured.
+        labels: What it was measured of.
+        before: The first result's median over rounds.
+        after: The second one's.
+        ratio: Cost of the second over the first; above 1 it is worse, whichever way the metric
+            counts.
+        verdict: What follows from it.
+    """
+
+    metric: str
+    labels: Mapping[str, Any]
+    before: float
+    after: float
+    ratio: Interval
+    verdict: Verdict
+
+
+def find_mismatches(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Say what keeps two results from being compared, a line each; empty when nothing does.
+
+    Args:
+        before: A result that was read and checked, as is ``after``.
+    """
+    lines = []
+    if before["driver"] != after["driver"]:
+        lines.append(f"driver: {before['driver']} and {after['driver']}")
+    for name in _MACHINE:
+        pair = before["machine"].get(name), after["machine"].get(name)
+        if pair[0] != pair[1]:
+            lines.append(f"{name}: {pair[0]} and {pair[1]}")
+    versions = before["machine"]["versions"], after["machine"]["versions"]
+    for name in sorted({*versions[0], *versions[1]} - _FREE_VERSIONS):
+        pair = versions[0].get(name, "none"), versions[1].get(name, "none")
+        if pair[0] != pair[1]:
+            lines.append(f"version of {name}: {pair[0]} and {pair[1]}")
+    if not _pair_series(before, after):
+        lines += _explain_labels(before, after)
+    return lines
+
+
+def compare_results(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, tolerance: float = 0.05
+) -> list[Comparison]:
+    """Compare the series that both results have; the first result is the reference.
+
+    A series has got worse when its whole interval lies above 1 and its ratio above
+    ``1 + tolerance``: two runs of the same code on a shared machine differ by some percent, in
+    whole runs, which no number of rounds within a run can show. Series with a value that is not
+    positive are left out: they have no ratio.
+
+    Args:
+        before: A result that was read and checked, as is ``after``.
+        tolerance: The share by which a median may be worse.
+    """
+    comparisons = []
+    for old, new in _pair_series(before, after):
+        costs_before, costs_after = _summarize_rounds(old), _summarize_rounds(new)
+        if not all(cost > 0 for cost in costs_before + costs_after):
+            continue  # there is no ratio
+        ratio = _estimate_ratio(costs_before, costs_after)
+        if min(len(costs_before), len(costs_after)) < MIN_ROUNDS:
+            verdict: Verdict = "not enough data"
+        elif ratio.low > 1 and ratio.estimate > 1 + tolerance:
+            verdict = "regression"
+        elif ratio.high < 1 and ratio.estimate < 1 / (1 + tolerance):
+            verdict = "faster"
+        else:
+            verdict = "fine"
+        comparisons.append(
+            Comparison(
+                old["metric"],
+                old["labels"],
+                median(_summarize_rounds(old, cost=False)),
+                median(_summarize_rounds(new, cost=False)),
+                ratio,
+                verdict,
+            )
+        )
+    return comparisons
+
+
+def _pair_series(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    known = {_identify(one): one for one in before["series"]}
+    return [(known[_identify(one)], one) for one in after["series"] if _identify(one) in known]
+
+
+def _identify(series: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (series["metric"], *sorted((k, repr(v)) for k, v in series["labels"].items()))
+
+
+def _explain_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Name the labels in which the most similar series differ."""
+    best: list[str] | None = None
+    for old in before["series"]:
+        for new in after["series"]:
+            names = {**old["labels"], **new["labels"]}
+            pairs = {"metric": (old["metric"], new["metric"])}
+            pairs |= {name: (old["labels"].get(name), new["labels"].get(name)) for name in names}
+            lines = [f"{name}: {a} and {b}" for name, (a, b) in pairs.items() if a != b]
+            if best is None or len(lines) < len(best):
+                best = lines
+    return best or []
+
+
+def _summarize_rounds(series: Mapping[str, Any], cost: bool = True) -> list[float]:
+    """Return the median of each round, of the slowest rank of each sample.
+
+    Args:
+        series: What was measured.
+        cost: Turn metrics that are better when higher round, so that more is worse in all.
+    """
+    lower = series["lower_is_better"]
+    worst = max if lower else min
+    rounds = [median(map(worst, zip(*ranks, strict=False))) for ranks in series["samples"]]
+    return rounds if lower or not cost else [1 / value if value else 0.0 for value in rounds]
+
+
+def _estimate_ratio(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Interval:
+    """Return the ratio of two medians, with a percentile bootstrap interval.
+
+    The two runs share no rounds, so each is resampled by itself.
+
+    Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    """
+    rng = random.Random(seed)
+    replicates = sorted(
+        median(rng.choices(after, k=len(after))) / median(rng.choices(before, k=len(before)))
+        for _ in range(RESAMPLES)
+    )
+    tail = (1 - CONFIDENCE) / 2
+    return Interval(
+        estimate=median(after) / median(before),
+        low=replicates[math.floor(tail * (RESAMPLES - 1))],
+        high=replicates[math.ceil((1 - tail) * (RESAMPLES - 1))],
+    )
