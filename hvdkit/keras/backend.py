@@ -114,6 +114,8 @@ def allreduce_tensors(
         "postscale_factor": postscale_factor,
         "process_set": process_set,
     }
+    if is_tensorflow():
+        tensors = _keep_from_folding(tensors)
     pairs = zip(tensors, names, strict=True)
     if is_tensorflow():
         results = [
@@ -126,6 +128,34 @@ def allreduce_tensors(
         return results
     handles = [hvd.allreduce_async(tensor, name=name, **options) for tensor, name in pairs]
     return [hvd.synchronize(handle) for handle in handles]
+
+
+def _keep_from_folding(tensors: Sequence[Any]) -> list[Any]:
+    """Let no constant reach Horovod's operations inside ``tf.function``.
+
+    TensorFlow takes them for pure functions: with a constant, such as the gradient of a loss
+    that has no use for a variable on this rank, it would run them once, while it optimizes the
+    graph, and never again. A shape that it learns only when it runs holds it back, costs no
+    copy, and is none that it could find to be the same as before.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return list(tensors)
+    with tf.device("/CPU:0"):
+        one = tf.cast(tf.timestamp() > 0, tf.int32)
+
+    def hide(tensor: Any) -> Any:
+        if not tensor.shape.is_fully_defined():
+            return tensor
+        with tf.device("/CPU:0"):
+            shape = tf.slice(tf.constant([0, *tensor.shape], tf.int32), [one], [-1])
+        hidden = tf.reshape(tensor, shape)
+        hidden.set_shape(tensor.shape)
+        return hidden
+
+    kept: list[Any] = tf.nest.map_structure(hide, list(tensors), expand_composites=True)
+    return kept
 
 
 def _demand_before_repeating(results: list[Any]) -> None:

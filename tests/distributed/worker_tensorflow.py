@@ -295,6 +295,30 @@ def check_a_process_set_reduces_among_its_ranks():
     assert hvd.remove_process_set(alone)
 
 
+def check_a_gradient_that_is_a_constant_on_one_rank():
+    """TensorFlow would compute with it while it optimizes that rank's graph, once for all."""
+    dense, table = tf.Variable([1.0, 1.0]), tf.Variable(tf.ones((3, 2)))
+    scalar = tf.Variable(1.0)
+
+    @tf.function
+    def step(factor):
+        if hvd.rank() == 0:
+            factor = 3.0
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, [0, 2])
+            loss = factor * (tf.reduce_sum(dense) + tf.reduce_sum(rows) + scalar)
+        tape = hvd.DistributedGradientTape(tape)
+        first, second, third = tape.gradient(loss, [dense, table, scalar])
+        return first, tf.convert_to_tensor(second), third
+
+    for i in range(4):
+        expected = mean([3.0, *(float(i) for _ in range(1, hvd.size()))])
+        first, second, third = step(tf.constant(float(i)))
+        expect(first, [expected] * 2)
+        expect(second, [[expected] * 2, [0.0] * 2, [expected] * 2])
+        expect(third, expected)
+
+
 def check_two_tapes_and_two_models_in_one_function():
     """Equal layouts, so only the graph tells them apart; nested functions are called twice."""
     one, two = tf.Variable([1.0, 1.0]), tf.Variable([1.0, 1.0])
