@@ -77,4 +77,6 @@ $(VENV)/horovod.stamp: $(VENV)/frameworks.stamp $(wildcard hvdkit/install/*.py h
 
 $(VENV)/dev.stamp: $(VENV)/frameworks.stamp
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@# Not an extra: with its dependencies it would bring a TensorFlow of its own choice.
+	$(PIP) install --constraint constraints.txt --no-deps tf_keras
 	@touch $@

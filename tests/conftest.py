@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not NEEDS_HOROVOD & set(item.path.relative_to(ROOT).parts):
             continue
         missing = _missing("tensorflow" if "tensorflow" in item.nodeid else "torch")
+        if "legacy_keras" in item.nodeid and importlib.util.find_spec("tf_keras") is None:
+            missing = missing or "tf_keras is not installed (run: pip install --no-deps tf_keras)"
         if missing and required:
             raise pytest.UsageError(f"HVDKIT_REQUIRE demands the distributed tests, but {missing}")
         if missing:

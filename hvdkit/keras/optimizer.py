@@ -174,7 +174,9 @@ def DistributedOptimizer(
     def build() -> _Distribution:
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise TypeError(
-                f"expected a keras.optimizers.Optimizer, got {type(optimizer).__name__}"
+                f"expected a keras.optimizers.Optimizer, got {type(optimizer).__module__}."
+                f"{type(optimizer).__qualname__}; for tf_keras set TF_USE_LEGACY_KERAS=1 and use "
+                f"hvdkit.tensorflow.keras"
             )
         if find_distribution(optimizer) is not None:
             raise HvdkitError("this optimizer is wrapped already; wrap it once")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from hvdkit import agreement
@@ -53,7 +54,7 @@ def broadcast_initial_state(
         local_variables: Variables that keep what they hold.
 
     Raises:
-        HvdkitError: The model has no variables yet.
+        HvdkitError: The model has no variables yet, or the optimizer is not one of Keras 3.
         RankDisagreementError: Ranks hold other names, shapes or dtypes.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
@@ -62,6 +63,12 @@ def broadcast_initial_state(
             "the model has no variables yet; give it an Input, or call it on a batch, first"
         )
     if optimizer is not None:
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise HvdkitError(
+                f"expected an optimizer of Keras 3, got {type(optimizer).__module__}."
+                f"{type(optimizer).__qualname__}; for tf_keras use broadcast_variables, or "
+                f"callbacks.BroadcastGlobalVariablesCallback of hvdkit.tensorflow.keras"
+            )
         built = allgather_object(
             bool(optimizer.built), name="initial_state.built", process_set=process_set
         )

@@ -1,7 +1,10 @@
 """The Keras adapter by the name that Horovod has for it; see ``hvdkit.keras``.
 
-The one module of this adapter that knows the other; tapes take the reduction from here.
+The one module of this adapter that knows the other; tapes take the reduction from here. Where
+``tf.keras`` is Keras 2, Horovod's names are those of ``hvdkit.tensorflow.legacy_keras``.
 """
+
+import sys as _sys
 
 import keras as _keras
 
@@ -13,6 +16,7 @@ if _keras.backend.backend() != "tensorflow":
         f"{_keras.backend.backend()}: set KERAS_BACKEND=tensorflow, or import hvdkit.keras"
     )
 
+from hvdkit import keras as _keras_3
 from hvdkit.keras import *  # noqa: F403
 from hvdkit.keras import __all__ as __all__
 from hvdkit.keras.backend import scale as scale
@@ -23,3 +27,14 @@ from hvdkit.keras.reduction import (
 )
 from hvdkit.keras.reduction import ReductionOptions as ReductionOptions
 from hvdkit.keras.reduction import reduce_gradients as reduce_gradients
+from hvdkit.tensorflow import legacy_keras as _legacy
+
+distribute_keras_3 = _keras_3.DistributedOptimizer
+
+if _legacy.is_tf_keras():
+    _legacy.mend_callbacks()
+    globals().update(_legacy.replace_names())
+
+# For ``import hvdkit.tensorflow.keras.callbacks``, as Horovod has it.
+_sys.modules[f"{__name__}.callbacks"] = globals()["callbacks"]
+_sys.modules[f"{__name__}.elastic"] = globals()["elastic"]

@@ -6,9 +6,10 @@ from typing import Any
 
 import horovod.tensorflow as _horovod
 import keras
+import tensorflow as tf
 
-from hvdkit.tensorflow.keras import DEFAULT_BUCKET_SIZE_MB
-from hvdkit.tensorflow.keras import DistributedOptimizer as _KerasDistributedOptimizer
+from hvdkit.tensorflow.keras import DEFAULT_BUCKET_SIZE_MB, distribute_keras_3
+from hvdkit.tensorflow.legacy_keras import DistributedOptimizer as _distribute_tf_keras
 
 __all__ = ["DistributedOptimizer"]
 
@@ -64,7 +65,7 @@ def DistributedOptimizer(
         "scale_local_gradients": scale_local_gradients,
     }
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        return _KerasDistributedOptimizer(
+        return distribute_keras_3(
             optimizer, **shared, bucket_size_mb=bucket_size_mb, clip_grad_norm=clip_grad_norm
         )
     if clip_grad_norm is not None or bucket_size_mb != DEFAULT_BUCKET_SIZE_MB:
@@ -72,4 +73,9 @@ def DistributedOptimizer(
             f"clip_grad_norm and bucket_size_mb need a Keras 3 optimizer; "
             f"{type(optimizer).__name__} is none"
         )
-    return _horovod.DistributedOptimizer(optimizer, use_locking=use_locking, **shared)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _horovod.DistributedOptimizer(optimizer, use_locking=use_locking, **shared)
+    if gradient_predivide_factor != 1.0 and op != _horovod.Average:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    # Not by Horovod's function of this name, which drops op and groups on the way to Keras.
+    return _distribute_tf_keras(optimizer, **shared)
