@@ -25,7 +25,7 @@ setup(
     install_requires=["click>=8.1", "jsonschema>=4.18", "rich>=13"],
     extras_require={
         "torch": ["torch>=2.6", "numpy", *HOROVOD_RUNTIME],
-        "tensorflow": ["tensorflow>=2.16", *HOROVOD_RUNTIME],
+        "tensorflow": ["tensorflow>=2.16", "keras>=3.5", *HOROVOD_RUNTIME],
         "examples": ["pillow>=10", "scikit-learn>=1.3"],
         "dev": ["hypothesis>=6.100", "mypy>=1.10", "pre-commit>=3.7", "pytest>=8", "ruff>=0.6"],
     },

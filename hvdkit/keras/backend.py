@@ -29,6 +29,14 @@ __all__ = [
 ]
 
 _HOROVOD = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
+_OLDEST_KERAS = (3, 5)
+
+# Older ones clip before they accumulate, where the reduction would never be reached.
+if tuple(int(part) for part in keras.__version__.split(".")[:2]) < _OLDEST_KERAS:
+    raise HvdkitError(
+        f"hvdkit needs Keras {'.'.join(map(str, _OLDEST_KERAS))} or later, and {keras.__version__} "
+        f"is installed: pip install --upgrade keras"
+    )
 
 if keras.backend.backend() not in _HOROVOD:
     raise HvdkitError(

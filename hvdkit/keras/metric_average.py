@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import keras
-from keras.src.utils.python_utils import pythonify_logs
 
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import allgather_object
@@ -62,7 +62,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def average_first(self, logs: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the averaged logs of an epoch, before any callback has seen them."""
-        self._averaged = pythonify_logs(logs)
+        self._averaged = _read_logs(logs or {})
         self._averaged |= self._average(self._averaged)
         return dict(self._averaged)
 
@@ -95,6 +95,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
             if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
                 return float(keras.ops.convert_to_numpy(metric.count))
         return None
+
+
+def _read_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return logs without nesting, numbers as Python's; Keras moves its own function for that."""
+    read: dict[str, Any] = {}
+    for key, value in sorted(logs.items()):
+        if isinstance(value, Mapping):
+            read |= _read_logs(value)
+            continue
+        if keras.ops.is_tensor(value):
+            value = keras.ops.convert_to_numpy(value)
+        # Arrays and texts stay what they are.
+        with contextlib.suppress(TypeError, ValueError):
+            value = float(value)
+        read[key] = value
+    return read
 
 
 @functools.cache

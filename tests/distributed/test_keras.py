@@ -1,5 +1,8 @@
 """hvdkit.keras on both of its backends; see the worker files."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +32,16 @@ def test_check(runs, worker, check, backend):
     if (worker, backend) not in runs:
         runs[worker, backend] = launch(worker, env={"KERAS_BACKEND": backend}, timeout_s=300)
     runs[worker, backend].require(check)
+
+
+def test_a_keras_that_is_too_old_is_refused_on_tensorflow():
+    """Its optimizers would train without ever reaching the reduction."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import keras; keras.__version__ = '3.4.1'; import hvdkit.keras"],
+        env=os.environ | {"KERAS_BACKEND": "tensorflow"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "hvdkit needs Keras 3.5 or later, and 3.4.1 is installed" in done.stderr
+    assert "pip install --upgrade keras" in done.stderr

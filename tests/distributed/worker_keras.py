@@ -219,7 +219,7 @@ def check_c13_loss_scaling_with_an_inf_on_one_rank():
         model = compile_model(build_model(), hvd.DistributedOptimizer(make()), run_eagerly=eagerly)
         fit(model, (bad, y))
         assert float(ops.convert_to_numpy(model.optimizer.dynamic_scale)) == 2.0**14
-        assert int(model.optimizer.iterations) == 2
+        assert int(model.optimizer.inner_optimizer.iterations) == 2
         reference = compile_model(build_model(), make())
         rows = np.r_[0 : ROWS * 2, ROWS * 4 : ROWS * 6]
         fit(reference, (x[rows], y[rows]), whole=True)
