@@ -9,9 +9,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from hvdkit.bench.catalog import CANDIDATES, FRAMEWORKS, MODELS
+from hvdkit.bench.catalog import CANDIDATES, ENVIRONMENT, FRAMEWORKS, MODELS
 from hvdkit.bench.team import Team
-from hvdkit.bench.timing import summarize_round
+from hvdkit.bench.timing import rotate, summarize_round
 from hvdkit.errors import HvdkitError
 from hvdkit.results.files import make_result, make_series
 from hvdkit.results.fingerprint import read_fingerprint
@@ -108,29 +108,29 @@ def _measure_model(
     name: str, settings: Settings, report: Callable[[str, int], None]
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        teams = []
+        teams: dict[str, Team] = {}
         for candidate in settings.candidates or ():
             report(f"{name}: start {candidate}", 0)
+            worker = ["hvdkit.bench.training_worker", "--framework", settings.framework]
+            worker += ["--candidate", candidate, "--model", name]
             team = Team(
-                settings.framework,
-                candidate,
-                name,
+                f"{candidate!r} on {name!r}",
+                worker,
                 size=settings.workers,
                 threads=settings.threads,
+                environment=ENVIRONMENT.get(candidate, {}),
             )
-            teams.append(stack.enter_context(team))
+            teams[candidate] = stack.enter_context(team)
             # One launch at a time: together they could exceed a small machine's memory and cores.
             team.wait_until_ready(READY_S)
-            team.run_block(settings.warmup_steps)
-        step_s: dict[str, list[list[list[float]]]] = {team.candidate: [] for team in teams}
+            team.ask(settings.warmup_steps)
+        step_s: dict[str, list[list[list[float]]]] = {candidate: [] for candidate in teams}
         for turn in range(settings.rounds):
-            # A new first each round, so that none always follows the same neighbour.
-            shift = turn % len(teams)
-            for team in teams[shift:] + teams[:shift]:
-                step_s[team.candidate].append(team.run_block(settings.steps))
-                report(f"{name}: {team.candidate}", 1)
-        hello = teams[0].hello[0]
-        peak_rss_bytes = {team.candidate: team.finish() for team in teams}
+            for candidate in rotate(list(teams), turn):
+                step_s[candidate].append(teams[candidate].ask(settings.steps))
+                report(f"{name}: {candidate}", 1)
+        hello = next(iter(teams.values())).hello[0]
+        peak_rss_bytes = {candidate: team.finish() for candidate, team in teams.items()}
     return {
         **{key: hello[key] for key in ("parameters", "tensors", "batch", "threads")},
         "candidates": {

@@ -1,4 +1,4 @@
-"""The workers of one candidate, under horovodrun, that run only when it is their turn.
+"""Workers of one candidate, under horovodrun, that run only when it is their turn.
 
 Every candidate has processes of its own, because threads of another one in the same process
 (Horovod's wakes a thousand times a second) would be timed with it. All stay alive for the
@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, cast
 
-from hvdkit.bench.catalog import ENVIRONMENT, TIMEOUT_S
+from hvdkit.bench.catalog import TIMEOUT_S
 from hvdkit.errors import HvdkitError
 
 __all__ = ["Team"]
@@ -28,37 +29,46 @@ LAST_WORDS_S = 5
 
 
 class Team:
-    """``size`` workers that train ``model`` as ``candidate``; a context manager."""
+    """``size`` workers that answer requests when it is their turn; a context manager."""
 
-    def __init__(self, framework: str, candidate: str, model: str, *, size: int, threads: int):
-        """Launch the workers; ``wait_until_ready`` says when they can run."""
-        self.candidate, self.model, self.size = candidate, model, size
+    def __init__(
+        self,
+        title: str,
+        worker: Sequence[str],
+        *,
+        size: int,
+        threads: int,
+        environment: Mapping[str, str],
+    ):
+        """Launch the workers; ``wait_until_ready`` says when they can run.
+
+        Args:
+            title: What the team is, for messages.
+            worker: The module that a worker runs, which calls ``hvdkit.bench.worker.serve``, and
+                its arguments; ``--threads`` and ``--folder`` are added.
+            size: Processes.
+            threads: Compute threads of each.
+            environment: Further variables.
+        """
+        self.size = size
         self.hello: list[dict[str, Any]] = []
+        self._title = title
         self._connections: list[Connection] = []
         self._folder = Path(tempfile.mkdtemp(prefix="hvdkit-bench-"))
         self._listener = Listener(str(self._folder / "socket"), "AF_UNIX", backlog=size)
         # accept() has no timeout of its own; a worker that dies early must not hang the driver.
         cast(Any, self._listener)._listener._socket.settimeout(POLL_S)
         self._log = self._folder / "log"
-        worker = [sys.executable, "-m", "hvdkit.bench.worker", "--framework", framework]
-        worker += [
-            "--candidate",
-            candidate,
-            "--model",
-            model,
-            "--threads",
-            str(threads),
-            "--folder",
-            str(self._folder),
-        ]
         launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(size), "--gloo"]
+        worker = [sys.executable, "-m", *worker]
+        worker += ["--threads", str(threads), "--folder", str(self._folder)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*launcher, *worker],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_make_environment(candidate, threads),
+                env=_make_environment(environment, threads),
                 start_new_session=True,
             )
 
@@ -80,7 +90,7 @@ class Team:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait_until_ready(self, deadline_s: float) -> None:
-        """Block until every worker has prepared its model, then suspend them.
+        """Block until every worker is ready to answer, then suspend them.
 
         Raises:
             HvdkitError: the launch failed, or took longer than ``deadline_s`` seconds.
@@ -100,22 +110,22 @@ class Team:
         self._connections = [self._connections[index] for index in order]
         self._signal(signal.SIGSTOP)
 
-    def run_block(self, steps: int) -> list[list[float]]:
-        """Let the workers train ``steps`` timed steps; return seconds as [rank][step]."""
+    def ask(self, request: Any) -> list[Any]:
+        """Let the workers answer ``request``; return the answers in the order of the ranks."""
         self._signal(signal.SIGCONT)
-        durations_s = self._ask(steps)
+        answers = self._exchange(request)
         self._signal(signal.SIGSTOP)
-        return durations_s
+        return answers
 
     def finish(self) -> list[int]:
         """Return each worker's peak resident size in bytes, and let the workers end."""
         self._signal(signal.SIGCONT)
-        return self._ask(0)
+        return self._exchange(None)
 
-    def _ask(self, steps: int) -> list[Any]:
+    def _exchange(self, request: Any) -> list[Any]:
         try:
             for connection in self._connections:
-                connection.send(steps)
+                connection.send(request)
         except OSError:
             raise self._explain("broke off") from None
         return self._receive()
@@ -145,13 +155,11 @@ class Team:
             self._process.wait(LAST_WORDS_S)
         log = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         tail = "\n".join(log[-30:])
-        return HvdkitError(
-            f"{self.candidate!r} on {self.model!r} {what}; its last lines were:\n{tail}"
-        )
+        return HvdkitError(f"{self._title} {what}; its last lines were:\n{tail}")
 
 
-def _make_environment(candidate: str, threads: int) -> dict[str, str]:
-    environment = {**os.environ, **ENVIRONMENT.get(candidate, {})}
+def _make_environment(more: Mapping[str, str], threads: int) -> dict[str, str]:
+    environment = {**os.environ, **more}
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(TIMEOUT_S)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-__all__ = ["find_slowest", "read_peak_rss_bytes", "summarize_round", "time_steps"]
+__all__ = ["find_slowest", "read_peak_rss_bytes", "rotate", "summarize_round", "time_steps"]
 
 
 def time_steps(step: Callable[[], object], steps: int) -> list[float]:
@@ -22,6 +22,12 @@ def time_steps(step: Callable[[], object], steps: int) -> list[float]:
         step()
         durations_s.append(time.perf_counter() - start_s)
     return durations_s[1:]
+
+
+def rotate(names: Sequence[str], turn: int) -> list[str]:
+    """Return the names with another one first each turn, so that none always follows the same."""
+    shift = turn % len(names)
+    return [*names[shift:], *names[:shift]]
 
 
 def find_slowest(ranks_s: Sequence[Sequence[float]]) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hvdkit.results.statistics import CONFIDENCE, RESAMPLES, Interval
 
-__all__ = ["Comparison", "Verdict", "compare_results", "find_mismatches"]
+__all__ = ["MIN_ROUNDS", "Comparison", "Verdict", "compare_results", "find_mismatches"]
 
 Verdict = Literal["fine", "faster", "regression", "not enough data"]
 

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-__all__ = ["Interval", "estimate_geometric_mean", "estimate_ratio"]
+__all__ = [
+    "CONFIDENCE",
+    "RESAMPLES",
+    "Interval",
+    "estimate_geometric_mean",
+    "estimate_ratio",
+]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

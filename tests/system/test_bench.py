@@ -115,6 +115,34 @@ def test_every_model_is_what_it_says(tmp_path):
         assert min(peaks) > 2 * 4 * measured["parameters"]
 
 
+def test_all_reduces_are_measured_and_right(tmp_path):
+    path = tmp_path / "result.json"
+    sizes = ["--sizes", "4K,512K", "--dtypes", "float32,float16", "--rounds", str(ROUNDS)]
+    done = run_hvdkit("allreduce", *sizes, "--output", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all sums right" in done.stdout
+    result = read_result(path)
+    found = {
+        (one["labels"]["candidate"], one["labels"]["dtype"], one["labels"]["size_bytes"])
+        for one in result["series"]
+    }
+    candidates = ("hvdkit", "horovod", "torch", "copy")
+    assert found == set(itertools.product(candidates, ("float32", "float16"), (4096, 512 << 10)))
+    for one in result["series"]:
+        assert [len(ranks) for ranks in one["samples"]] == [WORKERS] * ROUNDS
+    assert result["summary"]["bucket_size_bytes"] in {1 << power for power in range(20, 27)}
+    for row in result["summary"]["messages"]:
+        assert row["bus_bandwidth_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["time_s"])
+
+
+def test_a_message_of_several_tensors(tmp_path):
+    path = tmp_path / "result.json"
+    message = ["--sizes", "40K", "--tensors", "7", "--candidates", "hvdkit,torch", "--rounds", "1"]
+    done = run_hvdkit("allreduce", *message, "--output", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {one["labels"]["tensors"] for one in read_result(path)["series"]} == {7}
+
+
 def test_workers_that_cannot_start_give_their_own_last_words(tmp_path):
     # A torch that fails to import, found before the real one.
     (tmp_path / "torch.py").write_text('raise ImportError("this torch is broken")\n')

@@ -72,7 +72,7 @@ def test_the_defaults_measure_everything():
 
 def test_the_driver_loads_no_framework():
     code = (
-        "import sys, hvdkit.bench.optimizer, hvdkit.cli.bench;"
+        "import sys, hvdkit.bench.optimizer, hvdkit.cli.bench_optimizer;"
         "print({'torch', 'tensorflow', 'keras', 'horovod', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,6 +6,8 @@ from click.testing import CliRunner
 
 import hvdkit
 from hvdkit.cli import COMMANDS, main
+from hvdkit.cli.bench import COMMANDS as BENCHMARKS
+from hvdkit.cli.bench import bench
 from hvdkit.errors import BuildError
 
 
@@ -15,6 +17,22 @@ def test_every_entry_of_the_table_is_a_command(name):
     assert isinstance(command, click.Command)
     assert command.name == name
     assert command.help
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_is_a_command(name):
+    command = bench.get_command(click.Context(bench), name)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert command.help
+
+
+def test_help_of_the_benchmarks_lists_them_all():
+    result = CliRunner().invoke(main, ["bench", "--help"])
+    assert result.exit_code == 0
+    for name, (_, line) in BENCHMARKS.items():
+        assert f"{name} " in result.output
+        assert line in result.output
 
 
 def test_help_lists_every_command_with_its_line():

@@ -1,0 +1,107 @@
+"""All-reduces tensors as one candidate does, and checks every sum, for each request."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvdkit.bench.catalog import TIMEOUT_S
+from hvdkit.bench.worker import make_parser, read_rank, serve
+
+__all__: list[str] = []
+
+Sum = Callable[[list[Any]], Callable[[], Any]]
+
+
+def main() -> None:
+    """Prepare what the arguments say, and time sums."""
+    arguments = make_parser(__doc__).parse_args()
+    rank, size = read_rank()
+    torch.set_num_threads(arguments.threads)
+    start, close = _CANDIDATES[arguments.candidate](rank, size, arguments.folder)
+    factor = rank + 1 if arguments.candidate == "copy" else sum(range(1, size + 1))
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        dtype = getattr(torch, request["dtype"])
+        count = request["size_bytes"] // dtype.itemsize // request["tensors"]
+        # Small whole numbers, other ones in neighbouring places: exact in every dtype.
+        pattern = (torch.arange(count) % 5).to(dtype)
+        tensors = [pattern.clone() for _ in range(request["tensors"])]
+        expected = pattern * factor
+        durations_s, wrong = [], 0
+        for _ in range(request["operations"] + 1):
+            for tensor in tensors:
+                torch.mul(pattern, rank + 1, out=tensor)
+            start_s = time.perf_counter()
+            start(tensors)()
+            durations_s.append(time.perf_counter() - start_s)
+            wrong += any(not torch.equal(tensor, expected) for tensor in tensors)
+        # The first absorbs what a resumed process finds cold.
+        return {"durations_s": durations_s[1:], "wrong": wrong}
+
+    serve(arguments.folder, {"threads": arguments.threads}, answer)
+    close()
+
+
+def _prepare_horovod(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[], None]]:
+    hvd = importlib.import_module("hvdkit.torch")
+    hvd.init()
+
+    def start(tensors: list[Any]) -> Callable[[], Any]:
+        if len(tensors) == 1:
+            handle = hvd.allreduce_async_(tensors[0], op=hvd.Sum, name=f"sum {tensors[0].numel()}")
+        else:
+            name = f"sum {len(tensors)} of {tensors[0].numel()}"
+            handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum, name=name)
+        return lambda: hvd.synchronize(handle)
+
+    return start, hvd.shutdown
+
+
+def _prepare_torch(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[], None]]:
+    from torch import distributed
+
+    distributed.init_process_group(
+        "gloo",
+        init_method=(folder / "rendezvous").as_uri(),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+
+    def start(tensors: list[Any]) -> Callable[[], Any]:
+        works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
+        return lambda: [work.wait() for work in works]
+
+    return start, distributed.destroy_process_group
+
+
+def _prepare_copy(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[], None]]:
+    """No communication: how fast the ranks copy as many bytes, all at the same time."""
+    target: list[Any] = []
+
+    def start(tensors: list[Any]) -> Callable[[], Any]:
+        if [one.numel() for one in target] != [one.numel() for one in tensors]:
+            target[:] = [torch.empty_like(tensor) for tensor in tensors]
+
+        return lambda: [into.copy_(tensor) for into, tensor in zip(target, tensors, strict=True)]
+
+    return start, lambda: None
+
+
+_CANDIDATES = {
+    "hvdkit": _prepare_horovod,
+    "horovod": _prepare_horovod,
+    "torch": _prepare_torch,
+    "copy": _prepare_copy,
+}
+
+
+if __name__ == "__main__":
+    main()

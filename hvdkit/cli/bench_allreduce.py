@@ -1,0 +1,145 @@
+"""``hvdkit bench allreduce``: what a message costs, by size."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hvdkit.cli.measuring import describe_machine, run_with_progress
+from hvdkit.cli.names import split_names
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["allreduce"]
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def _parse_sizes(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...]:
+    sizes = []
+    for text in split_names(ctx, parameter, value) or ():
+        match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
+        if match is None:
+            raise click.BadParameter(f"{text!r} is no size; write 4096, 64K, 8M or 1G")
+        sizes.append(int(match[1]) * _UNITS[match[2].upper()])
+    return tuple(sizes)
+
+
+@click.command()
+@click.option(
+    "--sizes",
+    default="1K,16K,256K,1M,4M,16M,64M",
+    show_default=True,
+    callback=_parse_sizes,
+    help="Bytes of a message, separated by commas.",
+)
+@click.option("--dtypes", default="float32", show_default=True, callback=split_names)
+@click.option(
+    "--candidates",
+    default="hvdkit,horovod,torch,copy",
+    show_default=True,
+    callback=split_names,
+    help="horovod: with hvdkit's changes switched off; torch: torch.distributed on Gloo; copy: "
+    "no communication, the same bytes copied in memory.",
+)
+@click.option("--tensors", default=1, show_default=True, help="Tensors that make up a message.")
+@click.option("--rounds", default=5, show_default=True, help="Turns of each candidate a message.")
+@click.option("-np", "--workers", default=2, show_default=True, help="Processes a candidate.")
+@click.option("--threads", default=1, show_default=True, help="Compute threads a process.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write every sample and what was made of them to this JSON file.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the output file.")
+def allreduce(
+    sizes: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    candidates: tuple[str, ...],
+    tensors: int,
+    rounds: int,
+    workers: int,
+    threads: int,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Time all-reduces over message sizes, check every sum, fit what they cost.
+
+    An operation lasts as long as its slowest rank. Bandwidths are nccl-tests' bus bandwidth: bytes
+    over time, times 2 (n - 1) / n for n workers.
+    """
+    from rich.console import Console
+
+    from hvdkit.bench.allreduce import Settings, measure
+    from hvdkit.errors import HvdkitError
+    from hvdkit.install.installed import find_horovod
+    from hvdkit.results.files import require_writable, write_result
+
+    settings = Settings(
+        sizes_bytes=sizes,
+        dtypes=dtypes,
+        candidates=candidates,
+        tensors=tensors,
+        rounds=rounds,
+        workers=workers,
+        threads=threads,
+    )
+    if output is not None:
+        require_writable(output, force=force)
+    horovod = find_horovod()
+    if horovod is None or "torch" not in horovod.libraries:
+        raise HvdkitError(
+            "Horovod for PyTorch, which this measures with, is not installed in this environment: "
+            "install PyTorch, then run: hvdkit install"
+        )
+    console = Console(highlight=False)
+    turns = len(sizes) * len(dtypes) * len(candidates) * rounds
+    result = run_with_progress(lambda report: measure(settings, report), turns)
+    for dtype in dtypes:
+        console.print(_tabulate(result, dtype))
+    for fit in result["summary"]["fits"]:
+        console.print(
+            f"{fit['candidate']}, {fit['dtype']}: {1e3 * fit['latency_s']:.3f} ms + size / "
+            f"{fit['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"
+        )
+    if "bucket_size_bytes" in result["summary"]:
+        size = result["summary"]["bucket_size_bytes"] >> 20
+        console.print(f"A bucket_size_mb of {size} keeps latency below a tenth of the time.")
+    console.print(f"{workers} workers, {threads} thread(s) each, {rounds} rounds; all sums right")
+    describe_machine(console, result["machine"])
+    if output is not None:
+        write_result(output, result, force=force)
+        console.print(f"Written to {output}", soft_wrap=True)
+
+
+def _tabulate(result: dict[str, Any], dtype: str) -> Table:
+    from rich.table import Table
+
+    rows = [row for row in result["summary"]["messages"] if row["dtype"] == dtype]
+    candidates = list(dict.fromkeys(row["candidate"] for row in rows))
+    table = Table(title=f"All-reduce of {dtype}: median time, bus bandwidth")
+    table.add_column("size", justify="right")
+    for candidate in candidates:
+        table.add_column(candidate, justify="right")
+    for size in dict.fromkeys(row["size_bytes"] for row in rows):
+        cells = [
+            f"{1e3 * row['time_s']:.3f} ms\n{row['bus_bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"
+            for row in rows
+            if row["size_bytes"] == size
+        ]
+        table.add_row(_show_size(size), *cells)
+    return table
+
+
+def _show_size(size_bytes: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        factor = _UNITS[unit[0]]
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,91 @@
+"""What the all-reduce benchmark makes of samples; measuring itself is tested in tests/system."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from hvdkit.bench.allreduce import Settings, fit_cost, recommend_bucket_bytes, summarize
+from hvdkit.cli import main
+from hvdkit.errors import HvdkitError
+
+
+def test_the_fit_finds_what_the_times_were_made_of():
+    points = [(size, 2e-4 + size / 3e9) for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24)]
+    assert fit_cost(points) == pytest.approx((2e-4, 3e9))
+
+
+def test_small_messages_count_as_much_as_large_ones():
+    points = [(1 << 10, 1e-4), (1 << 11, 1e-4), (1 << 30, 1.1)]  # the last is 10 % off 1 GB/s
+    latency_s, _ = fit_cost(points)
+    assert latency_s == pytest.approx(1e-4, rel=0.1)
+
+
+def test_a_latency_is_never_negative():
+    latency_s, bandwidth = fit_cost([(1 << 20, 1e-3), (1 << 21, 3e-3)])
+    assert latency_s == 0.0
+    assert bandwidth > 0
+
+
+def test_times_that_do_not_grow_cannot_be_fitted():
+    with pytest.raises(HvdkitError, match="measure larger sizes"):
+        fit_cost([(1 << 10, 2.0), (1 << 11, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "bandwidth", "mib"),
+    [(1e-3, 1e9, 16), (0.0, 1e9, 1), (1.0, 1e12, 64), (1e-4, 5e9, 8)],
+)
+def test_a_bucket_hides_its_latency(latency_s, bandwidth, mib):
+    size = recommend_bucket_bytes(latency_s, bandwidth)
+    assert size == mib << 20
+    if 1 < mib < 64:
+        for bytes_, enough in ((size, True), (size // 2, False)):
+            share = latency_s / (latency_s + bytes_ / bandwidth)
+            assert (share <= 0.1) is enough
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    # Two rounds of two operations on four ranks; the slowest rank counts.
+    rounds = [[[1.0, 1.0], [1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], [[4.0, 4.0]] * 4]
+    summary = summarize({("torch", "float32", 600): rounds, ("copy", "float32", 600): rounds}, 4)
+    ring, copy = summary["messages"]
+    assert ring["time_s"] == 3.0  # between 2 and 4
+    assert ring["algorithm_bandwidth_bytes_per_s"] == 200
+    assert ring["bus_bandwidth_bytes_per_s"] == pytest.approx(200 * 2 * 3 / 4)
+    assert copy["bus_bandwidth_bytes_per_s"] == 200
+    assert summary["fits"] == []  # one size
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes_bytes": ()}, "sizes must be distinct, and at least one"),
+        ({"sizes_bytes": (1024, 1024)}, "sizes must be distinct"),
+        ({"sizes_bytes": (3,)}, "too small: 1 tensor"),
+        ({"sizes_bytes": (1024,), "tensors": 500}, "500 tensor"),
+        ({"sizes_bytes": (1024,), "dtypes": ("bfloat16",)}, "dtypes must be distinct names from"),
+        ({"sizes_bytes": (1024,), "candidates": ()}, "got none"),
+        ({"sizes_bytes": (1024,), "workers": 1}, "at least 2 workers"),
+        ({"sizes_bytes": (1024,), "rounds": 0}, "rounds must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_measured_are_refused(options, message):
+    with pytest.raises(HvdkitError, match=message):
+        Settings(**options)
+
+
+def test_a_size_that_is_none_is_refused():
+    done = CliRunner().invoke(main, ["bench", "allreduce", "--sizes", "1K,big"])
+    assert done.exit_code == 2
+    assert "'big' is no size; write 4096, 64K, 8M or 1G" in done.output
+
+
+def test_the_driver_loads_no_framework():
+    code = (
+        "import sys, hvdkit.bench.allreduce, hvdkit.cli.bench_allreduce;"
+        "print({'torch', 'tensorflow', 'keras', 'horovod', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
