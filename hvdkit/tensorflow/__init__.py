@@ -14,7 +14,6 @@ from horovod.tensorflow import (
     ProcessSet,
     Product,
     Sum,
-    SyncBatchNormalization,
     add_process_set,
     allgather,
     allgather_object,
@@ -66,8 +65,9 @@ from horovod.tensorflow import (
     stop_timeline,
     vars_to_refs,
 )
+from horovod.tensorflow import SyncBatchNormalization as _HorovodsSyncBatchNormalization
 
-from hvdkit.tensorflow import elastic
+from hvdkit.tensorflow import elastic, legacy_keras
 from hvdkit.tensorflow.data import shard
 from hvdkit.tensorflow.keras import (
     CheckpointStore,
@@ -83,7 +83,11 @@ from hvdkit.tensorflow.keras import (
     set_threads,
 )
 from hvdkit.tensorflow.optimizer import DistributedOptimizer
+from hvdkit.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+if legacy_keras.is_tf_keras():
+    globals()["SyncBatchNormalization"] = _HorovodsSyncBatchNormalization
 
 __all__ = [
     "Adasum",

@@ -19,6 +19,7 @@ if _keras.backend.backend() != "tensorflow":
 from hvdkit import keras as _keras_3
 from hvdkit.keras import *  # noqa: F403
 from hvdkit.keras import __all__ as __all__
+from hvdkit.keras.backend import allreduce_tensors as allreduce_tensors
 from hvdkit.keras.backend import scale as scale
 from hvdkit.keras.collectives import gather_over as gather_over
 from hvdkit.keras.layout import is_elastic as is_elastic
