@@ -25,6 +25,7 @@ from hvdkit.keras.values import (
     reducescatter,
 )
 
+Adasum = _hvd.Adasum
 Average = _hvd.Average
 Compression = _hvd.Compression
 ProcessSet = _hvd.ProcessSet
@@ -55,6 +56,7 @@ start_timeline = _hvd.start_timeline
 stop_timeline = _hvd.stop_timeline
 
 __all__ = [
+    "Adasum",
     "Average",
     "CheckpointStore",
     "Compression",

@@ -244,20 +244,45 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer, *args: Any, local_layers: Any = None, **kwargs: Any
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = hvd.Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = hvd.Average,
+    groups: int | list[list[Any]] | None = None,
+    process_set: Any = hvd.global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    **options: Any,
 ) -> Any:
     """Like ``DistributedOptimizer``, but the variables of ``local_layers`` stay local to a rank.
 
     Collective: every rank must call.
 
     Args:
-        optimizer: As for ``DistributedOptimizer``, as are the further arguments.
+        optimizer: As for ``DistributedOptimizer``, as are all others; further ones by name.
         local_layers: A layer or a list of layers, built already.
     """
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers or []
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError("local_layers must be keras.layers.Layer objects")
-    wrapped = DistributedOptimizer(optimizer, *args, **kwargs)
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        **options,
+    )
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)

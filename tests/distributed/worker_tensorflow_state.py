@@ -1,5 +1,6 @@
 """State on all ranks, names and signatures, and errors that every rank raises."""
 
+import importlib
 import inspect
 import types
 
@@ -29,6 +30,13 @@ def check_every_public_name_is_there():
         if name.startswith("_") or (isinstance(value, types.ModuleType) and name not in modules):
             continue
         assert name in hvd.__all__, f"horovod.tensorflow.{name} is missing"
+
+
+def check_modules_by_horovods_names():
+    for name in ("elastic", "keras", "keras.callbacks", "keras.elastic"):
+        module = importlib.import_module(f"hvdkit.tensorflow.{name}")
+        theirs = importlib.import_module(f"horovod.tensorflow.{name}")
+        assert [n for n in getattr(theirs, "__all__", ()) if not hasattr(module, n)] == []
 
 
 def check_signatures_accept_what_horovods_accept():
