@@ -73,6 +73,7 @@ def _torch(version: str, compiles_nccl: bool = False) -> Row:
 
 ROWS = (
     _tensorflow("2.16.2"),
+    _tensorflow("2.16.2", "3.11", "keras==3.5.0"),  # the oldest that is not refused
     _tensorflow("2.18.1"),
     _tensorflow("2.20.0"),
     _tensorflow("2.21.0"),
