@@ -2,102 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import itertools
-import types
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops
 
 from hvdkit import agreement
 from hvdkit.errors import HvdkitError
-from hvdkit.keras.backend import hvd, is_tensorflow, make_dense, scale, sum_array
+from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
+from hvdkit.keras.distribution import Distribution, attach, find_distribution
 from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
-from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions, reduce_gradients
+from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "find_distribution"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
 # Wrapped in the same order on every rank, so the count names the same optimizer on each.
 _counter = itertools.count()
-
-
-class _Distribution:
-    """What makes one optimizer distributed; hangs on it as ``_hvdkit``."""
-
-    def __init__(
-        self,
-        options: ReductionOptions,
-        alone: bool,
-        clip_grad_norm: float | None,
-        passes_to_sum: int,
-        scale_local_gradients: bool,
-    ) -> None:
-        self.options = options
-        self.alone = alone
-        self.clip_grad_norm = clip_grad_norm
-        self.passes_to_sum = passes_to_sum
-        self.scale_local_gradients = scale_local_gradients
-        self.local_variables: list[Any] = []
-        self.variables: list[Any] = []  # those of the update under way
-
-    def is_local(self, variable: Any) -> bool:
-        return any(variable is local for local in self.local_variables)
-
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients that the update takes."""
-        results = list(gradients)
-        shared = [
-            index for index, variable in enumerate(self.variables) if not self.is_local(variable)
-        ]
-        if not self.alone and shared:
-            reduced = reduce_gradients(
-                [results[index] for index in shared],
-                self.options,
-                [self.variables[index] for index in shared],
-            )
-            for index, gradient in zip(shared, reduced, strict=True):
-                results[index] = gradient
-        if self.scale_local_gradients and not self.alone:
-            ranks = self.options.process_set.size()
-            for index in set(range(len(results))) - set(shared):
-                results[index] = scale(results[index], 1 / ranks)
-        if self.passes_to_sum > 1:
-            results = [scale(gradient, self.passes_to_sum) for gradient in results]
-        if self.clip_grad_norm is not None:
-            results = _clip(results, self.clip_grad_norm)
-        return results
-
-    def fill_absent(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Replace None by zeros where another rank has a gradient.
-
-        On TensorFlow a missing gradient is a property of the graph, the same on every rank; on
-        PyTorch it depends on what the forward pass did.
-        """
-        results = list(gradients)
-        if self.alone or is_tensorflow():
-            return results
-        process_set = self.options.process_set
-        present = np.array([gradient is not None for gradient in results], np.int32)
-        holders = sum_array(present, name=f"{self.options.name}.present", process_set=process_set)
-        for index, variable in enumerate(variables):
-            if results[index] is None and holders[index]:
-                results[index] = ops.zeros(variable.shape, variable.dtype)
-        return results
-
-
-def find_distribution(optimizer: object) -> _Distribution | None:
-    """Return what ``DistributedOptimizer`` hung on ``optimizer``, or on the one that it holds."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    distribution: _Distribution | None = getattr(inner, "_hvdkit", None)
-    return distribution
 
 
 def DistributedOptimizer(
@@ -171,7 +95,7 @@ def DistributedOptimizer(
     alone = not process_set.included() or (process_set.size() == 1 and not is_elastic())
     prefix = f"hvdkit.{name or 'optimizer'}{next(_counter)}"
 
-    def build() -> _Distribution:
+    def build() -> Distribution:
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise TypeError(
                 f"expected a keras.optimizers.Optimizer, got {type(optimizer).__module__}."
@@ -203,7 +127,7 @@ def DistributedOptimizer(
                 "clip_grad_norm and backward_passes_per_step do not go with several optimizers "
                 "in one; set global_clipnorm and gradient_accumulation_steps on each of them"
             )
-        return _Distribution(
+        return Distribution(
             options,
             alone,
             clip_grad_norm,
@@ -231,14 +155,8 @@ def DistributedOptimizer(
             gather=gather,
             ranks=ranks,
         )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    _attach(inner, distribution)
-    if hasattr(inner, "optimizers"):
-        _attach_to_each(inner, distribution)
-    if backward_passes_per_step > 1:
-        _accumulate(inner, backward_passes_per_step)
-        _count_updates(inner)
-    keep_out_of_xla(find_distribution)
+    attach(optimizer, distribution, backward_passes_per_step)
+    keep_out_of_xla()
     agree_on_finite()
     return optimizer
 
@@ -287,93 +205,3 @@ def PartialDistributedOptimizer(
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)
     return wrapped
-
-
-def _attach(optimizer: Any, distribution: _Distribution) -> None:
-    """Bind the reduction to the one object, so that its class and configuration stay plain."""
-    inner = type(optimizer)
-
-    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        self._hvdkit.variables = list(trainable_variables)
-        return inner._backend_apply_gradients(self, grads, trainable_variables)
-
-    # Every update passes here once, with accumulated gradients if Keras accumulates, before
-    # clipping and weight decay.
-    def _clip_gradients(self: Any, grads: Any) -> Any:
-        return inner._clip_gradients(self, self._hvdkit.reduce(grads))
-
-    def _filter_empty_gradients(self: Any, grads: Any, variables: Any) -> Any:
-        grads = self._hvdkit.fill_absent(grads, variables)
-        return inner._filter_empty_gradients(self, grads, variables)
-
-    def register_local_var(self: Any, var: Any) -> None:
-        self._hvdkit.local_variables.append(var)
-
-    # Not the optimizer's own __setattr__, which tracks what it is given as state to save.
-    for method in (
-        _backend_apply_gradients,
-        _clip_gradients,
-        _filter_empty_gradients,
-        register_local_var,
-    ):
-        object.__setattr__(optimizer, method.__name__, types.MethodType(method, optimizer))
-    object.__setattr__(optimizer, "_hvdkit", distribution)
-
-
-def _attach_to_each(optimizer: Any, distribution: _Distribution) -> None:
-    """Let each optimizer in a ``MultiOptimizer`` reduce: it hands the gradients on to them."""
-
-    def attach_all(self: Any) -> None:
-        for index, one in enumerate(self.optimizers):
-            if find_distribution(one) is None:
-                own = copy.copy(distribution)  # the local variables remain shared
-                name = f"{distribution.options.name}.{index}"
-                own.options = dataclasses.replace(distribution.options, name=name)
-                _attach(one, own)
-
-    def build(self: Any, var_list: Any) -> None:
-        type(self).build(self, var_list)
-        attach_all(self)  # some are made here, by the variables
-
-    attach_all(optimizer)
-    object.__setattr__(optimizer, "build", types.MethodType(build, optimizer))
-
-
-def _accumulate(optimizer: Any, passes: int) -> None:
-    if optimizer.gradient_accumulation_steps == passes:
-        return  # wrapped with the same number before it was saved or copied
-    if optimizer.gradient_accumulation_steps:
-        raise HvdkitError(
-            f"the optimizer accumulates over {optimizer.gradient_accumulation_steps} passes "
-            f"already (gradient_accumulation_steps), and not over {passes}; set either"
-        )
-    if optimizer.built:
-        raise HvdkitError(
-            "backward_passes_per_step needs an optimizer that is not built yet: wrap it before "
-            "the first step, or create it with gradient_accumulation_steps"
-        )
-    optimizer.gradient_accumulation_steps = passes
-
-
-def _count_updates(optimizer: Any) -> None:
-    """Let a schedule count updates; Keras's own accumulation lets it count calls."""
-    inner = type(optimizer)
-
-    def _get_current_learning_rate(self: Any) -> Any:
-        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return self._learning_rate(self.iterations)
-        return inner._get_current_learning_rate(self)
-
-    method = types.MethodType(_get_current_learning_rate, optimizer)
-    object.__setattr__(optimizer, "_get_current_learning_rate", method)
-
-
-def _clip(gradients: list[Any], limit: float) -> list[Any]:
-    dense = [make_dense(gradient) for gradient in gradients]
-    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in dense]
-    norm = ops.sqrt(sum(squares[1:], squares[0]))
-    factor = ops.minimum(limit / (norm + 1e-6), 1.0)
-    return [
-        scale(gradient, ops.cast(factor, keras.backend.standardize_dtype(gradient.dtype)))
-        for gradient in gradients
-    ]

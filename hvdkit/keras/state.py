@@ -14,7 +14,7 @@ from hvdkit import agreement
 from hvdkit.errors import HvdkitError, ReplicaMismatchError
 from hvdkit.keras.backend import broadcast_bytes, hvd
 from hvdkit.keras.collectives import allgather_object, gather_over
-from hvdkit.keras.optimizer import find_distribution
+from hvdkit.keras.distribution import find_distribution
 
 __all__ = [
     "broadcast_initial_state",
