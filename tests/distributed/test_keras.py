@@ -9,7 +9,14 @@ import pytest
 
 from tests.distributed.launch import check_names, launch
 
-TOPICS = ("keras", "keras_options", "keras_callbacks", "keras_saving", "keras_checkpoint")
+TOPICS = (
+    "keras",
+    "keras_options",
+    "keras_callbacks",
+    "keras_saving",
+    "keras_checkpoint",
+    "keras_mixed_precision",
+)
 WORKERS = [Path(__file__).with_name(f"worker_{topic}.py") for topic in TOPICS]
 
 
