@@ -16,6 +16,7 @@ TOPICS = (
     "keras_saving",
     "keras_checkpoint",
     "keras_mixed_precision",
+    "keras_growth",
 )
 WORKERS = [Path(__file__).with_name(f"worker_{topic}.py") for topic in TOPICS]
 

@@ -11,7 +11,6 @@ from tests.distributed.keras_training import (
     CLASSES,
     FEATURES,
     ROWS,
-    assert_close,
     assert_equal_models,
     build_model,
     compile_model,
@@ -190,26 +189,6 @@ def check_loops_inside_and_outside_of_a_function():
         assert_equal_models(*pair, atol=1e-5)
 
 
-def check_mixed_precision_wrapped_by_keras_itself():
-    if not TENSORFLOW:
-        return  # float16 on a CPU is TensorFlow's alone
-    policy = keras.DTypePolicy("mixed_float16")
-    data = make_data(4)
-
-    def build():
-        model = build_model(dtype=policy)
-        model.dtype_policy = policy
-        return model
-
-    model = compile_model(build(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert not model.jit_compile
-    reference = compile_model(build(), keras.optimizers.SGD(0.1))
-    fit(model, data)
-    fit(reference, data, whole=True)
-    assert_equal_models(model, reference, atol=2e-3)
-
-
 def check_c13_loss_scaling_with_an_inf_on_one_rank():
     x, y = make_data(3)
     bad = x.copy()
@@ -311,32 +290,6 @@ def check_a_layer_that_one_rank_does_not_use():
             v.value.grad = None
     np.testing.assert_array_equal(unused.numpy(), np.ones(3))
     hvd.check_replicas(model)
-
-
-def check_300_steps_trace_once_and_keep_their_memory():
-    import psutil
-
-    traced = []
-
-    class Model(keras.Sequential):
-        def train_step(self, data):
-            traced.append(1)
-            return super().train_step(data)
-
-    model = Model([keras.Input((FEATURES,)), keras.layers.Dense(64), keras.layers.Dense(CLASSES)])
-    compile_model(model, hvd.DistributedOptimizer(OPTIMIZERS["Adam"]()))
-    hvd.broadcast_initial_state(model)
-    data = make_data(50)
-    fit(model, data)
-    traces, memory = len(traced), psutil.Process().memory_info().rss
-    for _ in range(6):
-        fit(model, data)
-    grown = psutil.Process().memory_info().rss - memory
-    assert grown < 24 * 2**20, grown
-    if TENSORFLOW:
-        assert len(traced) == traces, traced
-    hvd.check_replicas(model)
-    assert_close(model, model)
 
 
 if __name__ == "__main__":
