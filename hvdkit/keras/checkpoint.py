@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from hvdkit.keras.collectives import allgather_object, gather_over
 from hvdkit.keras.state import (
     broadcast_initial_state,
     describe_variable,
+    name_slots,
     name_variables,
     read_variable,
 )
@@ -67,9 +68,9 @@ class CheckpointStore(checkpoint.CheckpointStore):
         arrays: list[np.ndarray] = []
         state = {
             "step": step,
-            "model": None if model is None else _encode_variables(model.variables, arrays),
+            "model": None if model is None else _encode_variables("model", model, arrays),
             "optimizer": (
-                None if optimizer is None else _encode_variables(optimizer.variables, arrays)
+                None if optimizer is None else _encode_variables("optimizer", optimizer, arrays)
             ),
             "extra": [[name, _encode(value, name, arrays)] for name, value in extra.items()],
         }
@@ -172,7 +173,7 @@ def _restore(store: CheckpointStore, model: Any, optimizer: Any) -> dict[str, An
                 f"the checkpoint of step {saved['step']} was saved without the {part}; pass "
                 f"{part}= to save"
             )
-        entries = [(name, describe_variable(v)) for name, v in name_variables(target.variables)]
+        entries = [(name, describe_variable(v)) for name, v in _name(part, target)]
         kinds = [(name, kind) for name, kind, _ in saved[part]]
         for theirs, ours in zip(
             kinds + [None] * (len(entries) - len(kinds)),
@@ -193,9 +194,13 @@ def _restore(store: CheckpointStore, model: Any, optimizer: Any) -> dict[str, An
     return {**saved["extra"], "step": saved["step"]}
 
 
-def _encode_variables(variables: Iterable[Any], arrays: list[np.ndarray]) -> list[Any]:
+def _name(part: str, target: Any) -> list[tuple[str, Any]]:
+    return (name_slots if part == "optimizer" else name_variables)(target.variables)
+
+
+def _encode_variables(part: str, target: Any, arrays: list[np.ndarray]) -> list[Any]:
     entries = []
-    for name, variable in name_variables(variables):
+    for name, variable in _name(part, target):
         # A copy: training may go on, and TensorFlow shares its memory.
         arrays.append(read_variable(variable).copy())
         entries.append([name, describe_variable(variable), len(arrays) - 1])

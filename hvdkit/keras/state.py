@@ -21,6 +21,7 @@ __all__ = [
     "broadcast_variables",
     "check_replicas",
     "describe_variable",
+    "name_slots",
     "name_variables",
     "read_variable",
 ]
@@ -74,9 +75,11 @@ def broadcast_initial_state(
         )
         if any(built) and not optimizer.built:
             optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     kept = {id(variable) for variable in local_variables}
-    broadcast_variables((v for v in variables if id(v) not in kept), root_rank, process_set)
+    named = name_variables(v for v in model.variables if id(v) not in kept)
+    if optimizer is not None:
+        named += name_slots(v for v in optimizer.variables if id(v) not in kept)
+    _broadcast(named, root_rank, process_set)
 
 
 def broadcast_variables(
@@ -102,17 +105,20 @@ def broadcast_variables(
         RankDisagreementError: Ranks hold other shapes or dtypes.
         HvdkitError: On every rank, if a variable holds text, or the root is none of the ranks.
     """
-    listed = list(variables)
+    _broadcast(name_variables(variables), root_rank, process_set)
+
+
+def _broadcast(named: Sequence[tuple[str, Any]], root_rank: int, process_set: Any) -> None:
     if root_rank not in process_set.ranks:
         raise HvdkitError(f"root_rank {root_rank} is none of the ranks {process_set.ranks}")
     agreement.demand_equal_entries(
         "What is broadcast",
-        [(name, describe_variable(v)) for name, v in name_variables(listed)],
+        [(name, describe_variable(v)) for name, v in named],
         name="broadcast_variables",
         gather=gather_over(process_set),
         ranks=process_set.ranks,
     )
-    for name, variable in name_variables(listed):
+    for name, variable in named:
         if _dtype(variable) == "string":
             raise HvdkitError(
                 f"variable {name} holds text, which cannot be broadcast; send it with "
@@ -121,7 +127,7 @@ def broadcast_variables(
     is_root = hvd.rank() == root_rank
     chunk: list[Any] = []
     size = 0
-    for variable in listed:
+    for _, variable in named:
         chunk.append(variable)
         size += read_variable(variable).nbytes
         if size >= CHUNK_BYTES:
@@ -189,6 +195,18 @@ def name_variables(variables: Iterable[Any]) -> list[tuple[str, Any]]:
     """
     return [
         (f"{position} ({_NUMBER.sub('', str(getattr(v, 'path', v.name)))})", v)
+        for position, v in enumerate(variables)
+    ]
+
+
+def name_slots(variables: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return the variables of an optimizer with such names, without the scopes around them.
+
+    Those depend on who built it: ``build``, or the first step of the optimizer around it, which
+    a ``LossScaleOptimizer`` is.
+    """
+    return [
+        (f"{position} ({_NUMBER.sub('', str(getattr(v, 'path', v.name))).rsplit('/', 1)[-1]})", v)
         for position, v in enumerate(variables)
     ]
 

@@ -30,7 +30,7 @@ def everyones(value):
     return allgather_object(value, name="tests", process_set=hvd.global_process_set)
 
 
-def make(seed, wrapped=True, dtype="float32"):
+def make(seed, wrapped=True, dtype="float32", around=lambda optimizer: optimizer):
     keras.utils.set_random_seed(seed)
     layers = keras.layers
     model = keras.Sequential(
@@ -42,7 +42,7 @@ def make(seed, wrapped=True, dtype="float32"):
             layers.Dense(1, dtype=dtype),
         ]
     )
-    optimizer = keras.optimizers.AdamW(0.01 * (1 + seed))
+    optimizer = around(keras.optimizers.AdamW(0.01 * (1 + seed)))
     model.compile(hvd.DistributedOptimizer(optimizer) if wrapped else optimizer, "mse")
     return model, optimizer
 
@@ -72,20 +72,30 @@ def check_an_empty_store_starts_from_the_root():
 
 
 def check_training_goes_on_as_if_never_stopped():
-    for wrapped in (True, False):
+    scaled = keras.optimizers.LossScaleOptimizer
+    for options in ({"wrapped": True}, {"wrapped": False}, {"around": scaled}):
         directory = new_directory()
-        model, optimizer = make(7, wrapped)
+        model, optimizer = make(7, **options)
         train(model, 3)
         path = hvd.CheckpointStore(directory).save(3, model, optimizer, best=0.5)
         assert (path is not None) == (hvd.rank() == 0)
         train(model, 2, seed=1)
         everyones(0)  # the checkpoint is written
-        again, other = make(hvd.rank(), wrapped)
+        again, other = make(hvd.rank(), **options)
         restored = hvd.restore_or_broadcast(hvd.CheckpointStore(directory), again, other)
         assert restored == {"step": 3, "best": 0.5}
         hvd.check_replicas(again, buffers=True)
         train(again, 2, seed=1)
         assert_equal(everything(again), everything(model))
+
+
+def check_an_optimizer_that_its_first_step_built_on_the_root_only():
+    model, optimizer = make(hvd.rank(), False, around=keras.optimizers.LossScaleOptimizer)
+    if hvd.rank() == 0:
+        train(model, 1)
+    hvd.broadcast_initial_state(model, optimizer)
+    assert len(set(everyones(tuple(a.tobytes() for a in everything(model))))) == 1
+    assert int(optimizer.inner_optimizer.iterations) == 1
 
 
 def check_a_checkpoint_crosses_between_wrapped_and_plain_and_keeps_16_bits():
