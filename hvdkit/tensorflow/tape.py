@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from typing import Any
@@ -27,6 +28,7 @@ class _Distributed:
     _options: ReductionOptions
     _scale_local_gradients: bool
     _local_sources: list[Any]
+    _paused: bool
 
     def register_local_source(self, source: Any) -> None:
         """Keep the gradient of a variable local to this rank."""
@@ -53,14 +55,53 @@ class _Distributed:
             target: As for ``tf.GradientTape.gradient``, as are the others.
             sources: One variable or a nest of them, of Keras or TensorFlow.
             output_gradients: Gradients of the target's elements.
-            use_generic_names: Without effect: names never depend on the graph.
+            use_generic_names: Without effect: names never depend on the graph. In this place
+                TensorFlow has ``unconnected_gradients``, which is taken too.
             unconnected_gradients: What is returned for a source that the target does not
                 depend on.
         """
+        if not isinstance(use_generic_names, bool):
+            unconnected_gradients = use_generic_names
         gradients = super().gradient(  # type: ignore[misc]
             target, sources, output_gradients, unconnected_gradients
         )
-        results = tf.nest.flatten(gradients)
+        if self._paused:
+            return gradients
+        flat = tf.nest.flatten(gradients)
+        shaped = [
+            None if gradient is None else _with_shape(gradient, source)
+            for gradient, source in zip(flat, tf.nest.flatten(sources), strict=True)
+        ]
+        return tf.nest.pack_sequence_as(gradients, self._reduce(shaped, sources))
+
+    @tf.autograph.experimental.do_not_convert
+    def jacobian(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``tf.GradientTape.jacobian`` returns, reduced over all ranks.
+
+        Collective: every rank must call, with targets and sources of the same shapes.
+        """
+        with self._pause():
+            jacobians = super().jacobian(target, sources, *args, **kwargs)  # type: ignore[misc]
+        results = self._reduce(tf.nest.flatten(jacobians), sources)
+        return tf.nest.pack_sequence_as(jacobians, results)
+
+    @tf.autograph.experimental.do_not_convert
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``tf.GradientTape.batch_jacobian`` returns, of this rank's examples."""
+        with self._pause():
+            return super().batch_jacobian(target, source, *args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _pause(self) -> Any:
+        """Leave the gradients local of which TensorFlow composes something else."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def _reduce(self, gradients: list[Any], sources: Any) -> list[Any]:
+        results = list(gradients)
         listed = tf.nest.flatten(sources)
         local = [
             index
@@ -74,14 +115,17 @@ class _Distributed:
         ]
         process_set = self._options.process_set
         if process_set.included() and (process_set.size() > 1 or is_elastic()):
-            chosen = [_with_shape(results[index], listed[index]) for index in shared]
-            reduced = reduce_gradients(chosen, self._options, [listed[index] for index in shared])
+            reduced = reduce_gradients(
+                [results[index] for index in shared],
+                self._options,
+                [listed[index] for index in shared],
+            )
             for index, gradient in zip(shared, reduced, strict=True):
                 results[index] = gradient
             if self._scale_local_gradients:
                 for index in local:
                     results[index] = scale(results[index], 1 / process_set.size())
-        return tf.nest.pack_sequence_as(gradients, results)
+        return results
 
     def get_local_and_global_gradients(
         self,
@@ -188,6 +232,7 @@ def DistributedGradientTape(
     wrapped._options = options
     wrapped._scale_local_gradients = scale_local_gradients
     wrapped._local_sources = []
+    wrapped._paused = False
     return wrapped
 
 

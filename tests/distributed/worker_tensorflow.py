@@ -150,6 +150,37 @@ def check_the_tape_itself_still_serves():
     expect(gradients[1], 0.0)
 
 
+def check_jacobians():
+    v = tf.Variable([1.0, 2.0])
+
+    def step(**options):
+        with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+            y = v * v * (hvd.rank() + 1.0)
+            rows = tf.stack([v, 2 * v]) * (hvd.rank() + 1.0)
+            z = tf.reduce_sum(rows * rows, 1, keepdims=True)
+        jacobian = tape.jacobian(y, v, **options)
+        local = tape.batch_jacobian(z, rows, **options)
+        return jacobian, local, tape.gradient(y, v)  # which is reduced after them, too
+
+    factor = mean([r + 1 for r in ranks()])
+    for wrap in MODES.values():
+        jacobian, local, gradient = wrap(step)()
+        expect(jacobian, np.diag([2.0, 4.0]) * factor)
+        expect(local[:, 0], 2 * (hvd.rank() + 1.0) * np.array([[1.0, 2.0], [2.0, 4.0]]))
+        expect(gradient, np.array([2.0, 4.0]) * factor)
+    one_by_one, _, _ = tf.function(step)(experimental_use_pfor=False)
+    expect(one_by_one, np.diag([2.0, 4.0]) * factor)
+
+
+def check_unconnected_gradients_in_the_place_that_tensorflow_has_for_them():
+    used, unused = tf.Variable(3.0), tf.Variable(5.0)
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        y = used * used
+    zero = tf.UnconnectedGradients.ZERO
+    for found, expected in zip(tape.gradient(y, [used, unused], None, zero), (6, 0), strict=True):
+        expect(found, expected)
+
+
 def check_none_stays_none():
     for wrap in MODES.values():
         used, unused = tf.Variable([1.0]), tf.Variable([1.0])
