@@ -5,6 +5,7 @@ Whatever differs between the two is here; the rest of the adapter speaks ``keras
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -151,7 +152,9 @@ def _keep_from_folding(tensors: Sequence[Any]) -> list[Any]:
     if tf.executing_eagerly():
         return list(tensors)
     with tf.device("/CPU:0"):
-        one = tf.cast(tf.timestamp() > 0, tf.int32)
+        one = (
+            _turn().read_value() if _has_eager_variables() else tf.cast(tf.timestamp() > 0, "int32")
+        )
 
     def hide(tensor: Any) -> Any:
         if not tensor.shape.is_fully_defined():
@@ -169,14 +172,31 @@ def _keep_from_folding(tensors: Sequence[Any]) -> list[Any]:
 def _demand_before_repeating(results: list[Any]) -> None:
     """Let no function or loop run its operations again, by the same names, before they are done.
 
-    TensorFlow takes Horovod's operations for pure functions, and would run iterations of a loop
-    at the same time. An operation with a side effect, after them, holds it back.
+    TensorFlow takes Horovod's operations for pure functions, and would run iterations of a loop,
+    or two calls of one function, at the same time. Writing to a variable that they read before,
+    it keeps them in their order.
     """
     import tensorflow as tf
 
     if not tf.executing_eagerly():
         with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
-            tf.timestamp()
+            # A graph of compat.v1 runs what its session asks for, once.
+            _turn().assign(1) if _has_eager_variables() else tf.timestamp()
+
+
+def _has_eager_variables() -> bool:
+    import tensorflow as tf
+
+    return bool(tf.compat.v1.executing_eagerly_outside_functions())
+
+
+@functools.cache
+def _turn() -> Any:
+    """Return the variable that puts reductions in order; always 1, but TensorFlow cannot know."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return tf.Variable(1, trainable=False, name="hvdkit_turn")
 
 
 def _gather_slices(
