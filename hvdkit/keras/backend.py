@@ -113,7 +113,7 @@ def allreduce_tensors(
         names: One name a tensor, equal on all ranks. On TensorFlow the operation's type is put
             before it: elastic training knows by that what failed.
         process_set: The ranks to reduce over.
-        op: ``hvd.Sum`` or ``hvd.Average``.
+        op: ``hvd.Sum``, ``hvd.Average``, or for dense tensors ``hvd.Max``.
         prescale_factor: Each local tensor is multiplied by it before the sum.
         postscale_factor: The result is multiplied by it.
     """
@@ -135,7 +135,10 @@ def allreduce_tensors(
         ]
         _demand_before_repeating(results)
         return results
-    handles = [hvd.allreduce_async(tensor, name=name, **options) for tensor, name in pairs]
+    # Horovod takes no views with strides, such as the gradient of a transposed weight.
+    handles = [
+        hvd.allreduce_async(tensor.contiguous(), name=name, **options) for tensor, name in pairs
+    ]
     return [hvd.synchronize(handle) for handle in handles]
 
 

@@ -16,7 +16,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import is_tensorflow, make_dense, scale, sum_array
 from hvdkit.keras.reduction import ReductionOptions, reduce_gradients
 
-__all__ = ["Distribution", "attach", "find_distribution"]
+__all__ = ["Distribution", "attach", "find_distribution", "find_held"]
 
 
 class Distribution:
@@ -66,6 +66,24 @@ class Distribution:
             results = _clip(results, self.clip_grad_norm)
         return results
 
+    def reduce_overwriting(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce what overwrites its variable, which Keras does without an update."""
+        results = list(gradients)
+        indices = [
+            index
+            for index, variable in enumerate(variables)
+            if getattr(variable, "overwrite_with_gradient", False) and not self.is_local(variable)
+        ]
+        if indices and not self.alone:
+            reduced = reduce_gradients(
+                [results[index] for index in indices],
+                self.options,
+                [variables[index] for index in indices],
+            )
+            for index, gradient in zip(indices, reduced, strict=True):
+                results[index] = gradient
+        return results
+
     def fill_absent(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Replace None by zeros where another rank has a gradient.
 
@@ -87,8 +105,22 @@ class Distribution:
 def find_distribution(optimizer: object) -> Distribution | None:
     """Return what ``DistributedOptimizer`` hung on ``optimizer``, or on the one that it holds."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    distribution: Distribution | None = getattr(inner, "_hvdkit", None)
-    return distribution
+    candidates = (getattr(one, "_hvdkit", None) for one in (inner, *find_held(inner)))
+    return next((one for one in candidates if one is not None), None)
+
+
+def find_held(optimizer: Any) -> list[Any]:
+    """Return the optimizers that one holds which hands gradients on, as ``MultiOptimizer`` does."""
+    plain, cls = keras.optimizers.Optimizer, type(optimizer)
+    if not isinstance(optimizer, plain) or (
+        cls.apply is plain.apply and cls.apply_gradients is plain.apply_gradients
+    ):
+        return []
+    held = keras.tree.flatten(
+        [one for one in vars(optimizer).values() if isinstance(one, (plain, list, tuple, dict))]
+    )
+    distinct = {id(one): one for one in held if isinstance(one, plain) and one is not optimizer}
+    return list(distinct.values())
 
 
 def attach(optimizer: Any, distribution: Distribution, passes: int) -> None:
@@ -99,7 +131,7 @@ def attach(optimizer: Any, distribution: Distribution, passes: int) -> None:
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _attach_to(inner, distribution)
-    if hasattr(inner, "optimizers"):
+    if hasattr(inner, "optimizers") or find_held(inner):
         _attach_to_each(inner, distribution)
     if passes > 1:
         _accumulate(inner, passes)
@@ -119,6 +151,11 @@ def _attach_to(optimizer: Any, distribution: Distribution) -> None:
     def _clip_gradients(self: Any, grads: Any) -> Any:
         return inner._clip_gradients(self, self._hvdkit.reduce(grads))
 
+    # Not part of the update, and so not clipped.
+    def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
+        grads = self._hvdkit.reduce_overwriting(grads, variables)
+        return inner._overwrite_variables_directly_with_gradients(self, grads, variables)
+
     def _filter_empty_gradients(self: Any, grads: Any, variables: Any) -> Any:
         grads = self._hvdkit.fill_absent(grads, variables)
         return inner._filter_empty_gradients(self, grads, variables)
@@ -131,6 +168,7 @@ def _attach_to(optimizer: Any, distribution: Distribution) -> None:
         _backend_apply_gradients,
         _clip_gradients,
         _filter_empty_gradients,
+        _overwrite_variables_directly_with_gradients,
         register_local_var,
     ):
         object.__setattr__(optimizer, method.__name__, types.MethodType(method, optimizer))
@@ -138,10 +176,10 @@ def _attach_to(optimizer: Any, distribution: Distribution) -> None:
 
 
 def _attach_to_each(optimizer: Any, distribution: Distribution) -> None:
-    """Let each optimizer in a ``MultiOptimizer`` reduce: it hands the gradients on to them."""
+    """Let each optimizer in another reduce, which hands the gradients on to them."""
 
     def attach_all(self: Any) -> None:
-        for index, one in enumerate(self.optimizers):
+        for index, one in enumerate(find_held(self)):
             if find_distribution(one) is None:
                 own = copy.copy(distribution)  # the local variables remain shared
                 name = f"{distribution.options.name}.{index}"

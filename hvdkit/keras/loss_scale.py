@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,11 +15,14 @@ __all__ = ["agree_on_finite"]
 
 
 @functools.cache
-def agree_on_finite() -> None:
+def agree_on_finite(find_distribution: Callable[[object], Any]) -> None:
     """Let ``LossScaleOptimizer`` ask all ranks, where it holds a distributed optimizer.
 
     Changes the class once, since Keras itself puts a ``LossScaleOptimizer`` around the compiled
     optimizer of a ``mixed_float16`` model.
+
+    Args:
+        find_distribution: Returns what makes an optimizer distributed, or None.
     """
     cls: Any = keras.optimizers.LossScaleOptimizer
     local = cls.check_finite
@@ -26,7 +30,7 @@ def agree_on_finite() -> None:
     @functools.wraps(local)
     def check_finite(self: Any, grads: Any) -> Any:
         finite = local(self, grads)
-        distribution = getattr(self.inner_optimizer, "_hvdkit", None)
+        distribution = find_distribution(self)
         if distribution is None or distribution.alone:
             return finite
         [ranks_with_inf] = allreduce_tensors(

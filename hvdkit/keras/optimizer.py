@@ -13,7 +13,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
-from hvdkit.keras.distribution import Distribution, attach, find_distribution
+from hvdkit.keras.distribution import Distribution, attach, find_distribution, find_held
 from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
 from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions
@@ -121,8 +121,9 @@ def DistributedOptimizer(
             )
         if clip_grad_norm is not None and not clip_grad_norm > 0:
             raise ValueError(f"clip_grad_norm must be positive, not {clip_grad_norm}")
-        several = getattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers", None)
-        if several is not None and (clip_grad_norm is not None or backward_passes_per_step > 1):
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        several = hasattr(inner, "optimizers") or find_held(inner)
+        if several and (clip_grad_norm is not None or backward_passes_per_step > 1):
             raise ValueError(
                 "clip_grad_norm and backward_passes_per_step do not go with several optimizers "
                 "in one; set global_clipnorm and gradient_accumulation_steps on each of them"
@@ -157,7 +158,7 @@ def DistributedOptimizer(
         )
     attach(optimizer, distribution, backward_passes_per_step)
     keep_out_of_xla()
-    agree_on_finite()
+    agree_on_finite(find_distribution)
     return optimizer
 
 

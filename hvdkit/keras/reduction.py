@@ -131,6 +131,21 @@ def reduce_gradients(
             meet these.
     """
     results = list(gradients)
+    overwriting = [
+        index
+        for index, variable in enumerate(variables)
+        if getattr(variable, "overwrite_with_gradient", False)
+    ]
+    if overwriting:
+        rest = [index for index in range(len(results)) if index not in overwriting]
+        reduced = _take_largest([results[index] for index in overwriting], options)
+        if rest:
+            reduced += reduce_gradients(
+                [results[index] for index in rest], options, [variables[index] for index in rest]
+            )
+        for index, gradient in zip(overwriting + rest, reduced, strict=True):
+            results[index] = gradient
+        return results
     if options.sparse_as_dense:
         results = [make_dense(gradient) for gradient in results]
     layout = describe_gradients(results)
@@ -154,6 +169,24 @@ def reduce_gradients(
         for index, piece in zip(bucket, _from_wire(result, kind), strict=True):
             results[index] = piece
     return results
+
+
+def _take_largest(values: list[Any], options: ReductionOptions) -> list[Any]:
+    """Return the largest that any rank has of values that overwrite a variable of theirs.
+
+    They are scales and histories of largest values, of layers that compute in float8. A mean
+    would be too small for the ranks with larger values; Keras takes the largest when it
+    accumulates.
+    """
+    kinds = list(describe_gradients(values))
+    packed = _to_wire([cast(ops.reshape(value, (-1,)), "float32") for value in values])
+    name = f"{options.name}.overwrite.{zlib.crc32(repr(kinds).encode()):08x}"
+    [largest] = allreduce_tensors([packed], [name], process_set=options.process_set, op=hvd.Max)
+    ends = list(itertools.accumulate(kind.count for kind in kinds))
+    return [
+        cast(ops.reshape(piece, kind.shape), kind.dtype)
+        for piece, kind in zip(ops.split(largest, ends[:-1]), kinds, strict=True)
+    ]
 
 
 def _find_groups(variables: Sequence[Any], groups: Any) -> tuple[int, ...] | int | None:

@@ -89,7 +89,8 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 def _to_tensor(value: Any) -> Any:
     tensor = ops.convert_to_tensor(value)
-    return tensor if is_tensorflow() else tensor.detach()
+    # Horovod takes no views with strides on PyTorch, such as those of a transposed array.
+    return tensor if is_tensorflow() else tensor.detach().contiguous()
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:

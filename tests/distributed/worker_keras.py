@@ -292,5 +292,74 @@ def check_a_layer_that_one_rank_does_not_use():
     hvd.check_replicas(model)
 
 
+class _Holder(keras.optimizers.Optimizer):
+    """Hands gradients on to the optimizer that it holds."""
+
+    def __init__(self, held):
+        super().__init__(learning_rate=0.0)
+        self.held = held
+
+    def build(self, variables):
+        super().build(variables)
+        self.held.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        self.held.apply(grads, trainable_variables)
+
+
+def check_an_optimizer_that_holds_another_averages():
+    for inner in ("SGD", "Adam"):
+        _compare_fit(lambda inner=inner: _Holder(OPTIMIZERS[inner]()), make_data(3), atol=1e-5)
+    loss_scale = keras.optimizers.LossScaleOptimizer
+    _compare_fit(lambda: loss_scale(_Holder(OPTIMIZERS["SGD"]())), make_data(3), atol=1e-5)
+    with pytest.raises((ValueError, RankDisagreementError), match="several optimizers"):
+        hvd.DistributedOptimizer(_Holder(OPTIMIZERS["SGD"]()), clip_grad_norm=1.0)
+    with pytest.raises((HvdkitError, RankDisagreementError), match="wrapped already"):
+        hvd.DistributedOptimizer(_Holder(hvd.DistributedOptimizer(OPTIMIZERS["SGD"]())))
+    # Wrapped inside: fit keeps out of XLA all the same.
+    held = hvd.DistributedOptimizer(OPTIMIZERS["SGD"]())
+    model = compile_model(build_model(), _Holder(held))
+    assert not model.jit_compile
+    fit(model, make_data(2))
+    hvd.check_replicas(model)
+
+
+def check_scales_of_float8_are_the_largest_of_all_ranks():
+    """Their gradients overwrite them, by no update of the optimizer."""
+    x, y = make_data(3)
+    x[np.arange(len(x)) // ROWS % hvd.size() > 0] *= 4  # but those of rank 0
+
+    def build():
+        model = build_model()
+        model.quantize("float8")
+        return model
+
+    for passes in (None, 3):
+        options = {"gradient_accumulation_steps": passes}
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, **options))
+        model = compile_model(build(), optimizer)
+        reference = compile_model(build(), keras.optimizers.SGD(0.01, **options))
+        fit(model, (x, y))
+        fit(reference, (x, y), whole=True)
+        hvd.check_replicas(model)
+        for ours, theirs in zip(model.layers, reference.layers, strict=True):
+            found, expected = ours.inputs_amax_history, theirs.inputs_amax_history
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-2)
+
+
+def check_gradients_that_are_views_with_strides():
+    whole = np.arange(12, dtype="float32").reshape(3, 4)
+    variable = keras.Variable(np.zeros((4, 3), "float32"))
+    gradient = ops.transpose(ops.convert_to_tensor(whole * (hvd.rank() + 1)))
+    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)).apply([gradient], [variable])
+    factor = (hvd.size() + 1) / 2
+    np.testing.assert_allclose(variable.numpy(), -factor * whole.T)
+    np.testing.assert_allclose(hvd.allreduce(whole.T * (hvd.rank() + 1)), factor * whole.T)
+    np.testing.assert_array_equal(hvd.broadcast(whole.T, 0), whole.T)
+    np.testing.assert_array_equal(hvd.allgather(whole.T), np.concatenate([whole.T] * hvd.size()))
+
+
 if __name__ == "__main__":
     run_checks(globals())
