@@ -96,6 +96,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     parser.add_argument("--keep", action="store_true", help="keep environments that passed, too")
     arguments = parser.parse_args()
+    # Or the step under way would go on without this.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     known = {row.name: row for row in ROWS}
     if unknown := [name for name in arguments.rows if name not in known]:
         parser.error(f"no row {', '.join(unknown)}; there are: {', '.join(known)}")
