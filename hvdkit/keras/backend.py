@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -198,8 +199,13 @@ def _turn() -> Any:
     """Return the variable that puts reductions in order; always 1, but TensorFlow cannot know."""
     import tensorflow as tf
 
-    with tf.init_scope(), tf.device("/CPU:0"):
-        return tf.Variable(1, trainable=False, name="hvdkit_turn")
+    def make() -> Any:
+        with tf.device("/CPU:0"):
+            return tf.Variable(1, trainable=False, name="hvdkit_turn")
+
+    # A thread of its own has no function under way, which would be traced again for its sake.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def _gather_slices(
