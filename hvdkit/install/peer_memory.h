@@ -8,7 +8,8 @@
 // r-th part of the tensor, reading that part from all others, and then reads the reduced parts of
 // these. Gloo's sockets keep the ranks in step, so a rank that dies is noticed as before.
 //
-// Nobody writes to another's memory: a rank that a failed operation left behind can do no harm.
+// Nobody writes to another's memory: a rank that a failed operation left behind can do no harm. What it
+// reads there afterwards it drops, since a number that stood there for the operation is gone (Stay).
 //
 // Source: reduce-scatter and all-gather as in Rabenseifner, "Optimization of Collective Reduction
 // Operations", ICCS 2004; man 2 process_vm_readv.
@@ -17,7 +18,9 @@
 #define HOROVOD_PEER_MEMORY_H
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -36,7 +39,9 @@
 
 #include "gloo/allgather.h"
 #include "gloo/barrier.h"
+#include "gloo/common/error.h"
 #include "gloo/context.h"
+#include "gloo/transport/unbound_buffer.h"
 
 #include "../logging.h"
 #include "../utils/env_parser.h"
@@ -56,6 +61,26 @@ struct Place {
   uint64_t input;
   uint64_t output;
   uint64_t usable;
+  uint64_t stay;   // address of what follows
+  uint64_t number; // there as long as `input` and `output` are the operation's
+};
+
+// A number that stays where it is until the operation ends, by an exception too. A peer that was
+// stopped while the others gave up would otherwise read what this rank's memory holds since then.
+class Stay {
+public:
+  Stay() : number_(Next()) {}
+  ~Stay() { number_ = 0; }
+  uint64_t Number() const { return number_; }
+  uint64_t Address() const { return reinterpret_cast<uint64_t>(&number_); }
+
+private:
+  static uint64_t Next() {
+    static std::atomic<uint64_t> next{uint64_t{std::random_device()()} << 32};
+    return ++next;
+  }
+
+  std::atomic<uint64_t> number_;
 };
 
 inline std::vector<Place> Gather(const std::shared_ptr<gloo::Context>& ctx,
@@ -112,6 +137,14 @@ inline bool Readable(const void* data, size_t bytes) {
          Read(Self(), first + bytes - 1, &byte, 1);
 }
 
+// Whether the rank is in the operation still: what was read before is what it had to give.
+inline bool Stays(const Place& place) {
+  uint64_t found = 0;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return Read(place.pid, place.stay, &found, sizeof(found)) &&
+         found == place.number;
+}
+
 // Whether every rank reads a random number in every other's memory: not when they run on several
 // machines, in containers of their own, or where the system forbids it.
 inline bool Probe(const std::shared_ptr<gloo::Context>& ctx) {
@@ -122,15 +155,12 @@ inline bool Probe(const std::shared_ptr<gloo::Context>& ctx) {
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   }
 #endif
-  std::random_device device;
-  uint64_t number = (uint64_t{device()} << 32) | device();
-  Place mine{Self(), reinterpret_cast<uint64_t>(&number), number, wanted};
+  Stay stay;
+  Place mine{Self(), 0, 0, wanted, stay.Address(), stay.Number()};
   auto places = Gather(ctx, mine);
   bool reached = AllUsable(places);
   for (auto& place : places) {
-    uint64_t found = 0;
-    reached = reached && Read(place.pid, place.input, &found, sizeof(found)) &&
-              found == place.output;
+    reached = reached && Stays(place);
   }
   // The second meeting also keeps the number alive until all have read it.
   mine.usable = reached;
@@ -140,7 +170,9 @@ inline bool Probe(const std::shared_ptr<gloo::Context>& ctx) {
 inline bool Connected(const std::shared_ptr<gloo::Context>& ctx) {
   using Contexts = std::map<std::weak_ptr<gloo::Context>, bool,
                             std::owner_less<std::weak_ptr<gloo::Context>>>;
-  static Contexts known; // used by Horovod's background thread alone
+  // Horovod's libraries for PyTorch and for TensorFlow have a background thread each, but share
+  // what is static here when one process loads both.
+  static thread_local Contexts known;
   auto found = known.find(ctx);
   if (found == known.end()) {
     found = known.emplace(ctx, Probe(ctx)).first;
@@ -153,9 +185,28 @@ inline bool Connected(const std::shared_ptr<gloo::Context>& ctx) {
 inline void Require(bool was_read) {
   if (!was_read) {
     throw std::runtime_error(
-        std::string("cannot read another rank's memory: ") +
-        std::strerror(errno) +
-        "; has it ended? HOROVOD_SOCKETS_ONLY=1 does without reading it");
+        errno == ESRCH
+            ? std::string("another rank ended while its memory was read")
+            : std::string("cannot read another rank's memory any more: ") +
+                  std::strerror(errno) +
+                  "; HOROVOD_SOCKETS_ONLY=1 does without reading it");
+  }
+}
+
+inline void RequireStay(const Place& place) {
+  if (!Stays(place)) {
+    throw std::runtime_error(
+        "another rank ended or gave up while its memory was read");
+  }
+}
+
+// Closes the connections to all ranks, as Gloo does when a wait of its own takes too long: those that
+// wait for this one are told now, and not by a timeout.
+inline void Leave(const std::shared_ptr<gloo::Context>& ctx) {
+  try {
+    auto nothing = ctx->createUnboundBuffer(nullptr, 0);
+    nothing->waitRecv(std::chrono::milliseconds(1));
+  } catch (const gloo::Exception&) {
   }
 }
 
@@ -173,9 +224,13 @@ bool Allreduce(const std::shared_ptr<gloo::Context>& ctx, const void* input,
   if (ctx->size < 2 || bytes < kSmallestBytes || !Connected(ctx)) {
     return false;
   }
-  Place mine{Self(), reinterpret_cast<uint64_t>(input),
+  Stay stay;
+  Place mine{Self(),
+             reinterpret_cast<uint64_t>(input),
              reinterpret_cast<uint64_t>(output),
-             Readable(input, bytes) && Readable(output, bytes)};
+             Readable(input, bytes) && Readable(output, bytes),
+             stay.Address(),
+             stay.Number()};
   auto places = Gather(ctx, mine);
   if (!AllUsable(places)) {
     return false;
@@ -190,6 +245,27 @@ bool Allreduce(const std::shared_ptr<gloo::Context>& ctx, const void* input,
   };
   static thread_local std::vector<char> chunk(kChunkBytes);
 
+  // `prepare` and `finish` fail on all ranks alike: their exceptions leave the connections open.
+  auto together = [&](auto&& step) {
+    try {
+      step();
+    } catch (...) {
+      Leave(ctx);
+      throw;
+    }
+  };
+  auto read = [&](const Place& peer, uint64_t address, void* into, size_t size) {
+    together([&] { Require(Read(peer.pid, address, into, size)); });
+  };
+  auto meet_after_reading = [&] {
+    together([&] {
+      for (int step = 1; step < ctx->size; ++step) {
+        RequireStay(places[(ctx->rank + step) % ctx->size]);
+      }
+      meet();
+    });
+  };
+
   auto in = static_cast<const char*>(input);
   auto out = static_cast<char*>(output);
   const size_t last = begin(ctx->rank + 1);
@@ -199,20 +275,20 @@ bool Allreduce(const std::shared_ptr<gloo::Context>& ctx, const void* input,
     prepare(in + at, out + at, count);
     for (int step = 1; step < ctx->size; ++step) {
       auto& peer = places[(ctx->rank + step) % ctx->size];
-      Require(Read(peer.pid, peer.input + at, chunk.data(), size));
+      read(peer, peer.input + at, chunk.data(), size);
       prepare(chunk.data(), chunk.data(), count);
       add(out + at, out + at, chunk.data(), count);
     }
     finish(out + at, count);
   }
-  meet(); // every part is reduced
+  meet_after_reading(); // every part is reduced
   for (int step = 1; step < ctx->size; ++step) {
     int rank = (ctx->rank + step) % ctx->size;
     auto& peer = places[rank];
-    Require(Read(peer.pid, peer.output + begin(rank), out + begin(rank),
-                 begin(rank + 1) - begin(rank)));
+    read(peer, peer.output + begin(rank), out + begin(rank),
+         begin(rank + 1) - begin(rank));
   }
-  meet(); // nobody reads here any more
+  meet_after_reading(); // nobody reads here any more
   return true;
 }
 

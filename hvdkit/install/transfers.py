@@ -38,7 +38,7 @@ TRANSFERS = (
                                    void* output, int64_t num_elements)>;
 
   virtual void Allreduce(const void* input, void* buffer_data,
-                         int num_elements, ReduceOp reduce_op,
+                         int64_t num_elements, ReduceOp reduce_op,
                          double prescale_factor, double postscale_factor,
                          const Scale& scale) = 0;
 """,
@@ -53,7 +53,7 @@ TRANSFERS = (
                  ReduceOp reduce_op) override;
 """,
         replacement="""\
-  void Allreduce(const void* input, void* buffer_data, int num_elements,
+  void Allreduce(const void* input, void* buffer_data, int64_t num_elements,
                  ReduceOp reduce_op, double prescale_factor,
                  double postscale_factor, const Scale& scale) override;
 """,
@@ -88,7 +88,7 @@ void GlooAlgorithms<T>::Allreduce(void* buffer_data, int num_elements,
 """,
         replacement="""\
 void GlooAlgorithms<T>::Allreduce(const void* input, void* buffer_data,
-                                  int num_elements, ReduceOp reduce_op,
+                                  int64_t num_elements, ReduceOp reduce_op,
                                   double prescale_factor,
                                   double postscale_factor,
                                   const Scale& scale) {
@@ -126,6 +126,16 @@ void GlooAlgorithms<T>::Allreduce(const void* input, void* buffer_data,
 }
 """,
         reason=_ONE_MACHINE,
+        reference=_REFERENCE,
+    ),
+    Edit(
+        name="transfer-count",
+        path="horovod/common/ops/gloo_operations.cc",
+        expected="  void* buffer_data;\n  int num_elements = (int)NumElements(entries);\n\n"
+        "  // Copy memory into the fusion buffer.\n",
+        replacement="  void* buffer_data;\n  int64_t num_elements = NumElements(entries);\n\n"
+        "  // Copy memory into the fusion buffer.\n",
+        reason="a count of 2^31 elements and more wrapped",
         reference=_REFERENCE,
     ),
     Edit(

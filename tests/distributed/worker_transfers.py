@@ -10,6 +10,8 @@ import platform
 import signal
 import struct
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -153,9 +155,39 @@ def lose_a_rank():
     print(f"rank {hvd.rank()} was told", flush=True)
 
 
+def left_behind():
+    """Rank 0 is stopped while it reads; rank 3, with which it never speaks, gives up meanwhile."""
+    if os.environ["HOROVOD_RANK"] == "3":
+        os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3"
+    hvd.init()
+    pids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
+    data = torch.ones(24 << 20)
+    hvd.allreduce_(data, op=hvd.Sum, name="data")
+    data.fill_(1.0)
+    if hvd.rank() == 0:
+        first = data[len(data) // hvd.size() :]  # the part that comes first from another rank
+
+        def stop_when_it_is_there():
+            while first[0] != hvd.size():
+                pass
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        threading.Thread(target=stop_when_it_is_there, daemon=True).start()
+    try:
+        hvd.allreduce_(data, op=hvd.Sum, name="data")
+        print(f"rank {hvd.rank()} has {data.min()} to {data.max()}", flush=True)
+    except hvd.HorovodInternalError:
+        data.fill_(-1.0)  # as someone who goes on from a checkpoint does
+        print(f"rank {hvd.rank()} was told", flush=True)
+    if hvd.rank() == 3:
+        os.kill(pids[0], signal.SIGCONT)
+    time.sleep(5)  # horovodrun ends all ranks as soon as it has seen one end
+    os._exit(1)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "lose_a_rank":
-        lose_a_rank()
+    if sys.argv[1] in ("lose_a_rank", "left_behind"):
+        globals()[sys.argv[1]]()
     else:
         if sys.argv[1] == "sockets" and os.environ["HOROVOD_RANK"] == "0":
             os.environ["HOROVOD_SOCKETS_ONLY"] = "1"  # one that does not want to is enough
