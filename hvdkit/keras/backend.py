@@ -126,6 +126,8 @@ def allreduce_tensors(
     }
     if is_tensorflow():
         tensors = _keep_from_folding(tensors)
+        if _is_nested():  # nothing orders these and those of the function around it
+            names = [f"{name}.nested" for name in names]
     pairs = zip(tensors, names, strict=True)
     if is_tensorflow():
         results = [
@@ -156,9 +158,7 @@ def _keep_from_folding(tensors: Sequence[Any]) -> list[Any]:
     if tf.executing_eagerly():
         return list(tensors)
     with tf.device("/CPU:0"):
-        one = (
-            _turn().read_value() if _has_eager_variables() else tf.cast(tf.timestamp() > 0, "int32")
-        )
+        one = _turn().read_value() if _is_nested() else tf.cast(tf.timestamp() > 0, "int32")
 
     def hide(tensor: Any) -> Any:
         if not tensor.shape.is_fully_defined():
@@ -176,22 +176,33 @@ def _keep_from_folding(tensors: Sequence[Any]) -> list[Any]:
 def _demand_before_repeating(results: list[Any]) -> None:
     """Let no function or loop run its operations again, by the same names, before they are done.
 
-    TensorFlow takes Horovod's operations for pure functions, and would run iterations of a loop,
-    or two calls of one function, at the same time. Writing to a variable that they read before,
-    it keeps them in their order.
+    TensorFlow takes Horovod's operations for pure functions, and would run iterations of a loop
+    at the same time: an operation with a side effect, after them, holds it back. Two calls of one
+    function take a variable that they read before and write now.
     """
     import tensorflow as tf
 
     if not tf.executing_eagerly():
         with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
-            # A graph of compat.v1 runs what its session asks for, once.
-            _turn().assign(1) if _has_eager_variables() else tf.timestamp()
+            _turn().assign(1) if _is_nested() else tf.timestamp()
 
 
-def _has_eager_variables() -> bool:
+def _is_nested() -> bool:
+    """Whether a function is traced that another one calls.
+
+    Only there the variable is taken: a function that is saved with its module may not have it.
+    """
     import tensorflow as tf
 
-    return bool(tf.compat.v1.executing_eagerly_outside_functions())
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    functions = 0
+    while hasattr(graph, "outer_graph"):
+        # Bodies of loops and branches are graphs of their own in the same function.
+        functions += type(graph).__name__ == "FuncGraph"
+        graph = graph.outer_graph
+    return functions > 1
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Checks of DistributedGradientTape: what its gradients are, wherever it runs."""
 
 import functools
+import tempfile
 
 import keras
 import numpy as np
@@ -382,6 +383,28 @@ def check_two_tapes_and_two_models_in_one_function():
         for gradient, factor in zip(both(), (1, 2, 3, 4), strict=True):
             expect(gradient, [factor * mean(ranks())] * 2)
         expect(loop(), [sum(range(20)) * mean(ranks())] * 2)
+
+
+def check_a_module_is_saved_with_its_training_step():
+    class Module(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.v = tf.Variable([1.0, 1.0])
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 2))])
+        def train(self, x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.v * x)
+            (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [self.v])
+            self.v.assign_sub(gradient)
+
+    module = Module()
+    module.train(tf.fill((1, 2), hvd.rank() + 1.0))
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+        loaded = tf.saved_model.load(folder)
+    loaded.train(tf.fill((1, 2), hvd.rank() + 1.0))
+    expect(loaded.v, [1 - 2 * mean(rank + 1 for rank in ranks())] * 2)
 
 
 def check_a_rank_that_retraces_alone_stays_in_step():
