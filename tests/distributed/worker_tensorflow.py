@@ -404,7 +404,7 @@ def check_a_module_is_saved_with_its_training_step():
         tf.saved_model.save(module, folder)
         loaded = tf.saved_model.load(folder)
     loaded.train(tf.fill((1, 2), hvd.rank() + 1.0))
-    expect(loaded.v, [1 - 2 * mean(rank + 1 for rank in ranks())] * 2)
+    expect(loaded.v, [1 - 2 * (mean(ranks()) + 1)] * 2)
 
 
 def check_a_rank_that_retraces_alone_stays_in_step():
