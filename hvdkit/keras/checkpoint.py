@@ -48,7 +48,8 @@ class CheckpointStore(checkpoint.CheckpointStore):
         """Save on rank 0; every other rank returns at once.
 
         Any rank may call it or not; it is no collective. Batch-norm statistics are rank 0's:
-        call ``average_buffers`` before to save those of all ranks.
+        call ``average_buffers`` before to save those of all ranks. So are gradients that have been
+        accumulated but not applied: save after an update.
 
         Args:
             step: Training steps done.
