@@ -170,9 +170,10 @@ def summarize(
             for row in rows
             if (row["candidate"], row["dtype"]) == (candidate, dtype)
         ]
-        if len(points) < 2:
+        cost = fit_cost(points) if len(points) > 1 else None
+        if cost is None:
             continue
-        latency_s, bandwidth = fit_cost(points)
+        latency_s, bandwidth = cost
         fit = {"candidate": candidate, "dtype": dtype, "latency_s": latency_s}
         fits.append(fit | {"bandwidth_bytes_per_s": bandwidth})
     summary: dict[str, Any] = {"messages": rows, "fits": fits}
@@ -184,8 +185,10 @@ def summarize(
     return summary
 
 
-def fit_cost(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+def fit_cost(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
     """Fit ``time = latency + size / bandwidth``; return latency in s, bandwidth in bytes/s.
+
+    None where larger messages did not take longer, as among sizes that are all latency.
 
     Least squares of the relative error, so that small messages count as much as large ones;
     neither part may be negative.
@@ -207,9 +210,7 @@ def fit_cost(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     if latency_s < 0:
         latency_s, per_byte_s = 0.0, b2 / a22
     elif per_byte_s <= 0:
-        raise HvdkitError(
-            "larger messages did not take longer: nothing can be fitted; measure larger sizes"
-        )
+        return None
     return latency_s, 1 / per_byte_s
 
 

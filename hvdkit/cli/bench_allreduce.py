@@ -108,6 +108,8 @@ def allreduce(
             f"{fit['candidate']}, {fit['dtype']}: {1e3 * fit['latency_s']:.3f} ms + size / "
             f"{fit['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"
         )
+    if len(result["summary"]["fits"]) < len(candidates) * len(dtypes):
+        console.print("No latency and bandwidth where larger messages did not take longer.")
     if "bucket_size_bytes" in result["summary"]:
         size = result["summary"]["bucket_size_bytes"] >> 20
         console.print(f"A bucket_size_mb of {size} keeps latency below a tenth of the time.")

@@ -29,8 +29,12 @@ def test_a_latency_is_never_negative():
 
 
 def test_times_that_do_not_grow_cannot_be_fitted():
-    with pytest.raises(HvdkitError, match="measure larger sizes"):
-        fit_cost([(1 << 10, 2.0), (1 << 11, 1.0)])
+    assert fit_cost([(1 << 10, 2.0), (1 << 11, 1.0)]) is None
+    samples = {("hvdkit", "float32", size): [[[1e6 / size]]] for size in (1024, 2048)}
+    summary = summarize(samples, 2)
+    assert len(summary["messages"]) == 2
+    assert summary["fits"] == []
+    assert "bucket_size_bytes" not in summary
 
 
 @pytest.mark.parametrize(
