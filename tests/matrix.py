@@ -190,7 +190,7 @@ def list_steps(
     """
     python, hvdkit = str(folder / "venv/bin/python"), str(folder / "venv/bin/hvdkit")
     yield "environment", [interpreter, "-m", "venv", str(folder / "venv")], None
-    packages = [*row.requirements, "pytest", "--editable", str(ROOT)]
+    packages = [*row.requirements, "hypothesis", "pytest", "--editable", str(ROOT)]
     yield "packages", [python, "-m", "pip", "install", *packages], None
     yield "install", [hvdkit, "install"], lambda: _read_wheel_source(folder / "install.log")
     yield "check", [hvdkit, "check"], None

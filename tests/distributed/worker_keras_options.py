@@ -86,11 +86,23 @@ def _list_optimizers():
     }
 
 
+def _is_whole(cls):
+    """Whether plain Keras can use it: Muon of Keras 3.12 fails on TensorFlow's variables."""
+    try:
+        _apply(cls(), _variables(), _gradients(0))
+    except AttributeError:
+        return False
+    return True
+
+
 def check_every_optimizer_that_keras_exports():
     classes = _list_optimizers()
     assert {"SGD", "Adam", "AdamW", "Lion", "RMSprop", "Ftrl"} <= set(classes)
     for name, cls in classes.items():
         print(f"rank {hvd.rank()}: {name}")
+        if not _is_whole(cls):
+            assert name == "Muon", f"plain {name} does not work either"
+            continue
         # Muon takes square roots of small numbers in turn: rounding shows sooner.
         _train(lambda cls=cls: cls(learning_rate=0.01), rtol=1e-3, atol=1e-5)
 
