@@ -217,7 +217,8 @@ def check_complex_gradients_are_refused():
     with tf.GradientTape() as tape:
         tape.watch(source)
         loss = tf.reduce_sum(source * tf.math.conj(source))
-    with pytest.raises(TypeError, match="complex128 cannot be reduced"):
+    # Keras 3.5 refuses them by itself.
+    with pytest.raises((TypeError, ValueError), match="complex128"):
         hvd.DistributedGradientTape(tape).gradient(loss, [source])
 
 
