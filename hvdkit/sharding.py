@@ -9,11 +9,18 @@ workers.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hvdkit.errors import HvdkitError
 
-__all__ = ["check_shardable", "count_samples", "order_epoch", "shard_indices", "shard_positions"]
+__all__ = [
+    "check_shardable",
+    "count_samples",
+    "find_length",
+    "order_epoch",
+    "shard_indices",
+    "shard_positions",
+]
 
 
 def check_shardable(length: int, workers: int) -> None:
@@ -29,6 +36,18 @@ def check_shardable(length: int, workers: int) -> None:
             f"the dataset has {length} samples, fewer than the {workers} workers; "
             "use fewer workers or more data"
         )
+
+
+def find_length(shapes: Iterable[Sequence[int]]) -> int:
+    """Return the first dimension that all shapes have in common.
+
+    Raises:
+        HvdkitError: If they differ, one has none, or there are no shapes.
+    """
+    lengths = {shape[0] if len(shape) else -1 for shape in shapes}
+    if len(lengths) != 1 or -1 in lengths:
+        raise HvdkitError(f"arrays of one length are needed, found lengths {sorted(lengths)}")
+    return int(lengths.pop())
 
 
 def order_epoch(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Sequence[int]:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from hvdkit.bench.catalog import ENVIRONMENT
+from hvdkit.bench.settings import require_known, require_positive
 from hvdkit.bench.team import Team
 from hvdkit.bench.timing import find_slowest, rotate
 from hvdkit.errors import HvdkitError
@@ -58,18 +59,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist, counts below one and messages without an element."""
-        for kind, names, known in (
-            ("dtypes", self.dtypes, DTYPES),
-            ("candidates", self.candidates, CANDIDATES),
-        ):
-            if not names or set(names) - set(known) or len(set(names)) < len(names):
-                raise HvdkitError(
-                    f"{kind} must be distinct names from {', '.join(known)}; "
-                    f"got {', '.join(names) or 'none'}"
-                )
-        for name in ("tensors", "rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise HvdkitError(f"{name} must be at least 1; got {getattr(self, name)}")
+        require_known("dtypes", self.dtypes, DTYPES)
+        require_known("candidates", self.candidates, CANDIDATES)
+        require_positive(self, "tensors", "rounds", "threads")
         if self.workers < 2:
             raise HvdkitError(f"an all-reduce needs at least 2 workers; got {self.workers}")
         if not self.sizes_bytes or len(set(self.sizes_bytes)) < len(self.sizes_bytes):

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from hvdkit.bench.catalog import CANDIDATES, ENVIRONMENT, FRAMEWORKS, MODELS
+from hvdkit.bench.settings import require_known, require_positive
 from hvdkit.bench.team import Team
 from hvdkit.bench.timing import rotate, summarize_round
 from hvdkit.errors import HvdkitError
@@ -54,18 +55,9 @@ class Settings:
             )
         if self.candidates is None:
             object.__setattr__(self, "candidates", CANDIDATES[self.framework])
-        for kind, names, known in (
-            ("models", self.models, MODELS),
-            ("candidates", self.candidates or (), CANDIDATES[self.framework]),
-        ):
-            if not names or set(names) - set(known) or len(set(names)) < len(names):
-                raise HvdkitError(
-                    f"{kind} must be distinct names from {', '.join(known)}; "
-                    f"got {', '.join(names) or 'none'}"
-                )
-        for name in ("rounds", "steps", "warmup_steps", "workers", "threads"):
-            if getattr(self, name) < 1:
-                raise HvdkitError(f"{name} must be at least 1; got {getattr(self, name)}")
+        require_known("models", self.models, MODELS)
+        require_known("candidates", self.candidates or (), CANDIDATES[self.framework])
+        require_positive(self, "rounds", "steps", "warmup_steps", "workers", "threads")
 
 
 def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str, Any]:

@@ -125,22 +125,20 @@ def allreduce_tensors(
         "process_set": process_set,
     }
     if is_tensorflow():
-        tensors = _keep_from_folding(tensors)
         if _is_nested():  # nothing orders these and those of the function around it
             names = [f"{name}.nested" for name in names]
-    pairs = zip(tensors, names, strict=True)
-    if is_tensorflow():
         results = [
             _gather_slices(tensor, name, **options)
             if is_sparse(tensor)
             else hvd.allreduce(tensor, name=name, ignore_name_scope=True, **options)
-            for tensor, name in pairs
+            for tensor, name in zip(_keep_from_folding(tensors), names, strict=True)
         ]
         _demand_before_repeating(results)
         return results
     # Horovod takes no views with strides, such as the gradient of a transposed weight.
     handles = [
-        hvd.allreduce_async(tensor.contiguous(), name=name, **options) for tensor, name in pairs
+        hvd.allreduce_async(tensor.contiguous(), name=name, **options)
+        for tensor, name in zip(tensors, names, strict=True)
     ]
     return [hvd.synchronize(handle) for handle in handles]
 

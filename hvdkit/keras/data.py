@@ -11,7 +11,13 @@ from hvdkit.agreement import demand_equal_entries
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import gather_over
-from hvdkit.sharding import check_shardable, order_epoch, shard_indices, shard_positions
+from hvdkit.sharding import (
+    check_shardable,
+    find_length,
+    order_epoch,
+    shard_indices,
+    shard_positions,
+)
 
 __all__ = ["shard"]
 
@@ -66,10 +72,7 @@ def shard(
 
 
 def _measure(arrays: Any) -> int:
-    lengths = {len(array) if array.ndim else -1 for array in keras.tree.flatten(arrays)}
-    if len(lengths) != 1 or -1 in lengths:
-        raise HvdkitError(f"arrays of one length are needed, found lengths {sorted(lengths)}")
-    return int(lengths.pop())
+    return find_length(array.shape for array in keras.tree.flatten(arrays))
 
 
 def _describe(

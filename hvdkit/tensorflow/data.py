@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvdkit.agreement import demand_equal_entries
 from hvdkit.errors import HvdkitError
-from hvdkit.sharding import check_shardable, count_samples
+from hvdkit.sharding import check_shardable, count_samples, find_length
 from hvdkit.tensorflow.keras import gather_over
 
 __all__ = ["shard"]
@@ -156,7 +156,4 @@ def _measure(dataset: Any) -> int:
                 "repeat(), or tell it with apply(tf.data.experimental.assert_cardinality(n))"
             )
         return length
-    lengths = {len(array) if array.shape else -1 for array in tf.nest.flatten(_to_arrays(dataset))}
-    if len(lengths) != 1 or -1 in lengths:
-        raise HvdkitError(f"arrays of one length are needed, found lengths {sorted(lengths)}")
-    return int(lengths.pop())
+    return find_length(array.shape for array in tf.nest.flatten(_to_arrays(dataset)))
