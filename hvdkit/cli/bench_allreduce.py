@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdkit.cli.measuring import describe_machine, run_with_progress
+from hvdkit.cli.measuring import describe_machine, measuring_options, run_with_progress
 from hvdkit.cli.names import split_names
 
 if TYPE_CHECKING:
@@ -50,14 +50,7 @@ def _parse_sizes(
 )
 @click.option("--tensors", default=1, show_default=True, help="Tensors that make up a message.")
 @click.option("--rounds", default=5, show_default=True, help="Turns of each candidate a message.")
-@click.option("-np", "--workers", default=2, show_default=True, help="Processes a candidate.")
-@click.option("--threads", default=1, show_default=True, help="Compute threads a process.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Write every sample and what was made of them to this JSON file.",
-)
-@click.option("--force", is_flag=True, help="Overwrite the output file.")
+@measuring_options
 def allreduce(
     sizes: tuple[int, ...],
     dtypes: tuple[str, ...],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdkit.cli.measuring import describe_machine, run_with_progress
+from hvdkit.cli.measuring import describe_machine, measuring_options, run_with_progress
 from hvdkit.cli.names import split_names
 
 if TYPE_CHECKING:
@@ -39,14 +39,7 @@ __all__ = ["optimizer"]
 )
 @click.option("--rounds", default=15, show_default=True, help="Turns of each candidate.")
 @click.option("--steps", default=15, show_default=True, help="Timed steps a turn.")
-@click.option("-np", "--workers", default=2, show_default=True, help="Processes a candidate.")
-@click.option("--threads", default=1, show_default=True, help="Compute threads a process.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Write every sample and the comparisons to this JSON file.",
-)
-@click.option("--force", is_flag=True, help="Overwrite the output file.")
+@measuring_options
 def optimizer(
     framework: str,
     models: tuple[str, ...],

@@ -5,15 +5,37 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["describe_machine", "run_with_progress"]
+__all__ = ["describe_machine", "measuring_options", "run_with_progress"]
 
 # Load a core from which on a warning is given.
 BUSY = 0.25
+
+
+def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of every benchmark: workers, threads, output and force."""
+    options = (
+        click.option(
+            "-np", "--workers", default=2, show_default=True, help="Processes a candidate."
+        ),
+        click.option("--threads", default=1, show_default=True, help="Compute threads a process."),
+        click.option(
+            "--output",
+            type=click.Path(path_type=Path),
+            help="Write every sample and what was made of them to this JSON file.",
+        ),
+        click.option("--force", is_flag=True, help="Overwrite the output file."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def run_with_progress(
