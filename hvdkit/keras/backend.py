@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdkit import trace
 from hvdkit.errors import HvdkitError
 
 __all__ = [
@@ -140,7 +141,8 @@ def allreduce_tensors(
         hvd.allreduce_async(tensor.contiguous(), name=name, **options)
         for tensor, name in zip(tensors, names, strict=True)
     ]
-    return [hvd.synchronize(handle) for handle in handles]
+    with trace.span("wait"):
+        return [hvd.synchronize(handle) for handle in handles]
 
 
 def _keep_from_folding(tensors: Sequence[Any]) -> list[Any]:

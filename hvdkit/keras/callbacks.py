@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from hvdkit import trace
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
@@ -70,6 +71,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Broadcast if the first batch made the variables."""
+        trace.end_step()  # steps that `hvdkit profile` sees last from batch to batch
         self._broadcast()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -23,6 +23,7 @@ from horovod.torch.mpi_ops import (
     is_initialized,
 )
 
+from hvdkit import trace
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.adasum import combine_updates, demand_adasum
 from hvdkit.torch.agreement import demand_equal_entries
@@ -175,15 +176,20 @@ def _make_step(inner: type[torch.optim.Optimizer]) -> Callable[..., Any]:
         if closure is not None:
             args = (functools.partial(self._evaluate, closure), *args)
             if not self._combines_updates:
-                return inner.step(self, *args, **kwargs)
+                result = inner.step(self, *args, **kwargs)
+                trace.end_step()
+                return result
         else:
             self._prepare_step()
         update = functools.partial(inner.step, self, *args, **kwargs)
         if self._combines_updates:
             result = combine_updates(self, update, f"{self._reducer.name}.update")
         else:
+            trace.begin("update")
             result = update()
+            trace.end("update")
         self._reducer.end_window()
+        trace.end_step()
         return result
 
     # The inner step runs the optimizer's step hooks; this one must not run them again.

@@ -20,6 +20,7 @@ from horovod.torch import mpi_ops
 from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hvdkit import trace
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.bucket import Round, Slot
 from hvdkit.torch.plan import EagerReduction, LateReduction, ReductionOptions, make_plan
@@ -233,6 +234,7 @@ class GradientReducer:
         self._tasks.clear()
         self._outermost = None
         self._expect()
+        trace.begin("backward")
 
     def _expect(self) -> None:
         """Start to fill buckets; what was trainable last time may be frozen now."""
@@ -244,6 +246,7 @@ class GradientReducer:
         self._tasks.clear()
         self._passes_ended += 1
         self._factors = None
+        trace.end("backward")
         if self._enabled and self.passes >= self.options.backward_passes_per_step:
             self._reduce()
 
@@ -288,9 +291,11 @@ class GradientReducer:
     @torch.no_grad()
     def _drain(self) -> None:
         """Bring what is under way to an end."""
-        for reduction in self._reductions():
-            if reduction.in_flight:
-                reduction.finish(self._now())
+        pending = [reduction for reduction in self._reductions() if reduction.in_flight]
+        if pending:
+            with trace.span("wait"):
+                for reduction in pending:
+                    reduction.finish(self._now())
 
     def _reductions(self) -> list[EagerReduction | LateReduction]:
         return [*self._eager, *self._late]

@@ -7,7 +7,9 @@ from typing import Any
 import horovod.torch as _horovod
 import torch
 
+from hvdkit import trace
 from hvdkit.env import check_launch
+from hvdkit.torch.collectives import gather_over
 from hvdkit.tuning import prefer_settings
 
 __all__ = ["init"]
@@ -33,6 +35,8 @@ def init(*args: Any, **kwargs: Any) -> None:
     prefer_settings()
     _keep_freed_memory()
     _horovod.init(*args, **kwargs)
+    gather = gather_over(_horovod.global_process_set)
+    trace.start(_horovod.rank(), _horovod.size(), "torch", gather)
 
 
 def _keep_freed_memory() -> None:

@@ -20,6 +20,7 @@ PURE = {
     "checkpoint",
     "health",
     "tuning",
+    "trace",
     "agreement",
     "metrics",
 }
