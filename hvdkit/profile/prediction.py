@@ -17,7 +17,7 @@ from hvdkit.profile.scaling import Point, ScalingModel, predict_point, predict_s
 from hvdkit.results.files import make_result, make_series
 from hvdkit.results.statistics import CONFIDENCE
 
-__all__ = ["Prediction", "choose_workers", "describe", "predict"]
+__all__ = ["REPLICATES", "Prediction", "choose_workers", "describe", "predict"]
 
 MOST_WORKERS = 4096
 REPLICATES = 200

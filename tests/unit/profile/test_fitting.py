@@ -198,3 +198,76 @@ def test_results_of_several_hosts_need_the_workers_of_each():
     assert model.within is None
     truth_s = simulate(cluster, 8)
     assert predict_step(model, 8).step_s == pytest.approx(truth_s, rel=0.1)
+
+
+def stretch(result, factor, candidate=None, workers=None):
+    """Make steps longer, of one candidate and number of workers or of all."""
+    for series in result["series"]:
+        labels = series["labels"]
+        if candidate in (None, labels["candidate"]) and workers in (None, labels["workers"]):
+            share = factor(labels["workers"]) if callable(factor) else factor
+            series["samples"] = [[[s * share for s in r] for r in k] for k in series["samples"]]
+    return result
+
+
+def test_results_of_more_workers_than_cores_alone_tell_what_fewer_take():
+    cluster = Cluster(cores=2)
+    measured = collect({"t": train(cluster, (4,)), "a": allreduce(cluster, (4,))})
+    model, _ = fit(measured, Given())
+    assert model.within.bandwidth_bytes_per_s == pytest.approx(cluster.bandwidth, rel=0.05)
+    for workers in (1, 2, 4):
+        truth_s = simulate(cluster, workers)
+        assert predict_step(model, workers).step_s == pytest.approx(truth_s, rel=0.05)
+
+
+def test_steps_in_which_cores_took_turns_count_only_where_there_are_no_others():
+    cluster = Cluster(cores=2)
+    results = {"t": train(cluster, (1, 2, 4)), "a": allreduce(cluster, (2, 4))}
+    model, _ = fit(collect(results), Given())
+    stretch(results["t"], 3, candidate="hvdkit", workers=4)
+    other, _ = fit(collect(results), Given())
+    assert (other.overlap, other.overhead_s) == (model.overlap, model.overhead_s)
+
+
+def test_batches_measured_with_two_workers_say_what_depends_on_samples():
+    cluster = Cluster(noise=0.0)
+    slower = 1.2
+    results = {"w": train(cluster, (1, 2)), "s": train(cluster, (2,), strong=True)}
+    for result in results.values():
+        stretch(result, slower, workers=2)
+    model, _ = fit(collect({**results, "a": allreduce(cluster, (2,))}), Given())
+    # The speed is that of one worker; how it depends on the samples is known from two.
+    assert predict_step(model, 1).compute_s == pytest.approx(0.030, rel=0.01)
+    assert predict_step(model, 1, 16).compute_s == pytest.approx(0.015, rel=0.03)
+    assert model.contention == pytest.approx(slower - 1, abs=0.01)
+
+
+def test_what_shows_is_counted_from_the_steps_beside_it():
+    # Four workers slow each other down much more than two: no straight line fits both.
+    cluster = Cluster(noise=0.0, steal=0.0)
+    plain = {"t": train(cluster, (1, 2, 4)), "a": allreduce(cluster, (2, 4))}
+    model, _ = fit(collect(plain), Given())
+    bent, _ = fit(
+        collect({**plain, "t": stretch(plain["t"], lambda n: 1.5 if n == 4 else 1.0)}), Given()
+    )
+    # One and a half times what shows, of one of two counts; not half of a step.
+    assert model.overhead_s <= bent.overhead_s < model.overhead_s + 0.004
+
+
+def test_steps_that_wait_for_transfers_say_nothing_about_the_overlap():
+    cluster = Cluster(bandwidth=1.2e9, noise=0.01)
+    known = fit(collect({"t": train(cluster, (1, 2)), "a": allreduce(cluster, (2,))}), Given())[0]
+    assert known.overlap < 0.9
+    slow = Cluster(bandwidth=0.4e9, noise=0.01)
+    bound = {"t": train(slow, (1, 2, 4)), "a": allreduce(slow, (2,))}
+    model, _ = fit(collect(bound), Given())
+    ideal = predict_step(replace(model, overlap=1.0), 4)
+    assert ideal.exposed_s > ideal.bucket_s
+    assert predict_step(model, 4).step_s == pytest.approx(ideal.step_s, rel=0.01)
+
+
+def test_messages_of_one_host_say_nothing_about_a_network():
+    cluster = Cluster()
+    results = {"t": train(cluster, (1, 2)), "a": allreduce(cluster, (2, 4))}
+    model, _ = fit(collect(results), Given(workers_per_host=2))
+    assert model.between is None

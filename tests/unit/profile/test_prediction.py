@@ -10,7 +10,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.profile.fitting import fit
 from hvdkit.profile.given import Given
 from hvdkit.profile.measured import collect
-from hvdkit.profile.prediction import choose_workers, describe, predict
+from hvdkit.profile.prediction import REPLICATES, choose_workers, describe, predict
 from hvdkit.results.files import check_result
 from tests.unit.profile.simulation import Cluster, allreduce, train
 
@@ -80,6 +80,7 @@ def test_an_overlap_that_nobody_gave_is_uncertain_too():
     assert len(prediction.basis.assumptions) == 1
     assert "--overlap" in prediction.basis.assumptions[0]
     (steps_s,) = prediction.replicates
+    assert len(steps_s) == REPLICATES  # a share above 1 is cut off, not left out
     fixed = predict(None, Given(**unknown | still, overlap=1.0), [64], uncertainty=0.0)
     assert max(steps_s) / 1.3 > fixed.points[0].step.step_s
 
