@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from hvdkit.errors import HvdkitError
 from hvdkit.profile.allreduce_cost import Link
-from hvdkit.profile.compute_fit import take_typical
+from hvdkit.profile.compute_fit import measure_computation
 from hvdkit.profile.given import Basis, Given
 from hvdkit.profile.measured import Measured, Rounds
 from hvdkit.profile.scaling import ScalingModel, predict_step
@@ -163,14 +163,14 @@ def _find_comparable(
     Those in which cores took turns only where there are no others, and none whose cost of
     transfers is unknown.
     """
+    computation_s = measure_computation(measured)
     found = {}
     for (workers, samples), rounds in measured.together.items():
         local = min(workers, model.workers_per_host)
         needed = [model.within] if local > 1 else []
         needed += [model.between] if workers > model.workers_per_host else []
         if workers > 1 and None not in needed:
-            alone = measured.alone.get((workers, samples))
-            alone_s = None if alone is None else take_typical(alone)
+            alone_s = computation_s.get((workers, samples))
             found[workers, samples] = (take_slowest(rounds), alone_s)
     quiet = {
         key: times

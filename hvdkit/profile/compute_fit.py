@@ -12,7 +12,14 @@ from hvdkit.profile.given import Basis, Given
 from hvdkit.profile.measured import Measured, Rounds
 from hvdkit.profile.scaling import ScalingModel
 
-__all__ = ["estimate_straggler", "fit_computation", "fit_line", "fit_stragglers", "take_typical"]
+__all__ = [
+    "estimate_straggler",
+    "fit_computation",
+    "fit_line",
+    "fit_stragglers",
+    "measure_computation",
+    "take_typical",
+]
 
 
 def fit_computation(
@@ -29,13 +36,12 @@ def fit_computation(
         )
     if given.compute_s is not None:
         return _take_given(model, given.compute_s, given, basis)
-    steps = {} if measured is None else _find_computation(measured)
-    if not steps:
+    typical_s = {} if measured is None else measure_computation(measured)
+    if not typical_s:
         raise HvdkitError(
             "how long a step computes is neither measured nor given: give a result of `hvdkit "
             "bench train`, with 1 worker or with the candidate single, or --step-time-s"
         )
-    typical_s = {key: take_typical(rounds) for key, rounds in steps.items()}
     counts = sorted({workers for workers, _ in typical_s})
     basis.origins["computation"] = f"measured, {', '.join(map(str, counts))} worker(s)"
     fewest = counts[0]
@@ -81,7 +87,8 @@ def fit_stragglers(
     if given.straggler is not None:
         basis.origins["stragglers"] = "given"
         return replace(model, straggler=given.straggler)
-    steps = {} if measured is None else _find_computation(measured)
+    own = {} if measured is None else _find_own(measured)
+    steps = {} if measured is None else {**own, **measured.alone}
     # Workers that take turns wait for each other: their steps scatter for another reason.
     quiet = [key for key in steps if key[0] <= model.slots_per_host]
     if not quiet:
@@ -131,6 +138,20 @@ def fit_line(times_s: Mapping[int, float]) -> tuple[float, float]:
     return (fixed_s, slope) if fixed_s >= 0 else (0.0, proportional)
 
 
+def measure_computation(measured: Measured) -> dict[tuple[int, int], float]:
+    """Return what the candidate's workers compute in a step, in seconds, by workers and samples.
+
+    With one worker that is its own step. With more it is that of "single", times how much slower
+    or faster the candidate is with one worker: they differ in more than communication, such as
+    whether memory for gradients is kept.
+    """
+    alone_s = {key: take_typical(rounds) for key, rounds in measured.alone.items()}
+    own_s = {key: take_typical(rounds) for key, rounds in _find_own(measured).items()}
+    paces = [own_s[key] / alone_s[key] for key in own_s if key in alone_s]
+    pace = fmean(paces) if paces else 1.0
+    return {**{key: pace * step_s for key, step_s in alone_s.items()}, **own_s}
+
+
 def take_typical(rounds: Rounds) -> float:
     """Return the median over rounds of the median step of all workers, in seconds."""
     return median(median(step for rank in ranks for step in rank) for ranks in rounds)
@@ -149,7 +170,6 @@ def _take_given(model: ScalingModel, compute_s: float, given: Given, basis: Basi
     return replace(model, fixed_s=fixed_s, per_sample_s=per_sample_s)
 
 
-def _find_computation(measured: Measured) -> dict[tuple[int, int], Rounds]:
-    """Return steps that reduce nothing; one worker of any candidate has nobody to reduce with."""
-    own = {key: rounds for key, rounds in measured.together.items() if key[0] == 1}
-    return {**own, **measured.alone}
+def _find_own(measured: Measured) -> dict[tuple[int, int], Rounds]:
+    """Return steps of the candidate with one worker, who has nobody to reduce with."""
+    return {key: rounds for key, rounds in measured.together.items() if key[0] == 1}
