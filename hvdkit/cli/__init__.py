@@ -12,6 +12,7 @@ COMMANDS = {
     "doctor": ("hvdkit.cli.doctor:doctor", "Report what is installed and whether it fits."),
     "check": ("hvdkit.cli.check:check", "Check the collectives under horovodrun."),
     "bench": ("hvdkit.cli.bench:bench", "Measure on this machine, against other ways."),
+    "memory": ("hvdkit.cli.memory:memory", "Say what a replica of a model holds."),
     "predict": ("hvdkit.cli.predict:predict", "Say what more workers would bring."),
     "profile": ("hvdkit.cli.profile:profile", "Say where the time of a training step goes."),
     "compare": ("hvdkit.cli.compare:compare", "Say whether a result is worse than another."),
