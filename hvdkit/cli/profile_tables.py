@@ -37,7 +37,7 @@ def show_profiles(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
         cut = f", {run['unfinished']} unfinished" if run["unfinished"] else ""
         console.print(
             f"{title}: {run['span_s']:.2f} s, {run['operations']} operations{cut}, "
-            f"{run['steps']['count']} steps by {run['steps']['by']} (the first left out)"
+            f"{run['steps']['count']} steps by {run['steps']['by']} (without first and last)"
         )
         for note in run["notes"]:
             console.print(f"Note: {note}", markup=False)

@@ -8,7 +8,6 @@ quotation mark in a tensor's name damages the records of that tensor and no othe
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
 import zlib
@@ -112,26 +111,23 @@ def _take_head(path: Path, chunks: Iterator[str]) -> str:
 
 
 def _read_chunks(path: Path, progress: Callable[[int], None]) -> Iterator[str]:
+    # A chunk may end within a character; names of tensors may hold any.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            binary: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-            # A chunk may end within a character; names of tensors may hold any.
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            done = 0
-            while True:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            unpack = zlib.decompressobj(wbits=31).decompress if packed else bytes
+            while data := file.read(CHUNK_BYTES // 16 if packed else CHUNK_BYTES):
+                progress(len(data))
                 try:
-                    data = binary.read(CHUNK_BYTES)
-                except (EOFError, zlib.error, gzip.BadGzipFile):
+                    text = decoder.decode(unpack(data))
+                except zlib.error:
                     return  # what comes after is lost, and the array is not closed
-                if not data:
-                    return
-                progress(raw.tell() - done)
-                done = raw.tell()
-                yield decoder.decode(data)
+                if text:
+                    yield text
     except OSError as error:
-        raise HvdkitError(f"cannot read {path}: {error.strerror or error}") from None
+        raise HvdkitError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _refuse(constant: str) -> None:

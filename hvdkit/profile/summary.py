@@ -4,12 +4,12 @@
 
 - ``workers``: number of ranks, None where nothing tells.
 - ``span_s``, ``operations``, ``unfinished`` (operations that the end of the file cut off).
-- ``steps``: ``count`` (without the first), ``by`` (``rank 0's trace`` or ``recurrence``, see
-  ``hvdkit.profile.timeline.Timeline``), and ``phases``: by name the ``median_s``, ``p95_s`` and
-  ``share`` of all steps. ``step`` lasts as long as its slowest rank; ``backward``, ``wait`` and
-  ``update`` are means over the ranks, from their traces. ``negotiation``, ``queue``, ``copy``,
-  ``transfer`` and ``operations`` (any of the last two) come from the timeline: the time in which at
-  least one tensor was in that phase. They overlap.
+- ``steps``: ``count`` (without the first and the last), ``by`` (``rank 0's trace`` or
+  ``recurrence``, see ``hvdkit.profile.timeline.Timeline``), and ``phases``: by name the
+  ``median_s``, ``p95_s`` and ``share`` of all steps. ``step`` lasts as long as its slowest rank;
+  ``backward``, ``wait`` and ``update`` are means over the ranks, from their traces.
+  ``negotiation``, ``queue``, ``copy``, ``transfer`` and ``operations`` (any of the last two) come
+  from the timeline: the time in which at least one tensor was in that phase. They overlap.
 - ``hidden``: None without traces of waits. ``share``: 1 - the time that ranks waited while their
   reductions were carried out / the time that these took. A step's ``exchange_s`` (reductions
   carried out), ``exposed_s`` (of it, with the rank waiting) and ``waited_for_ranks_s`` (waits while
@@ -100,8 +100,6 @@ def summarize(
         for record in read_records(path, damage, progress):
             if timeline.feed(record) and merged is not None:
                 merged.add(record)
-        if not damage.truncated:
-            timeline.finish()
         if not timeline.recognized:
             raise HvdkitError(
                 f"{path} is no timeline of Horovod: none of its events is an operation of "

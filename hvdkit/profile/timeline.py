@@ -3,7 +3,8 @@
 Rank 0 writes the timeline. Each tensor is a "process" in it. An operation of a tensor is
 
 - its *negotiation*: from when the first rank is known to have the tensor until all have. While a
-  response is not cached, an instant for each rank says when rank 0 heard of it;
+  response is not cached, an instant for each rank says when rank 0 heard of it; a cached one begins
+  with the end of a cycle, which may be as late as ranks sleep when idle;
 - its *queue*: until Horovod's thread comes to it, and waits for data of a GPU;
 - its *copy*: into and out of the fusion buffer, allocations, and other preparation;
 - its *transfer*: ``GLOO_ALLREDUCE`` and its like. Fused tensors have the same transfer, which
@@ -30,6 +31,7 @@ _NEGOTIATE = "NEGOTIATE_"
 _WAITS = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _TRANSFERS = ("GLOO_", "MPI_", "NCCL_", "CCL_")
 _OPERATIONS = {"ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "ADASUM"}
+_OPERATIONS |= {"BARRIER", "ERROR"}
 _BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8,
@@ -116,14 +118,15 @@ class Timeline:
     A step lasts from one end of rank 0's steps to the next where there is a trace of them. Else a
     step begins with the first all-reduce of a tensor that this step has had already: each tensor's
     n-th operation belongs to step n, and a tensor that is reduced once in many steps moves none.
-    The first step, which has the setup in it, is left out of what steps come to.
+    Left out of what steps come to are the first, which has the setup in it, and the last, of which
+    Horovod drops what it has not written when the script ends.
 
     Args:
         boundaries: The begin of rank 0's first step and the end of each, in microseconds of the
             timeline; None without a trace.
         traced: Part of the names of the operations whose waits the ranks traced.
         on_transfer: Called with begin and end of each time in which such operations were carried
-            out, in the second step or later.
+            out, in the steps that count.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class Timeline:
         self._busy = tuple(_Busy() for _ in PHASES)
         self._carrying = _Busy()  # any operation
         self._exchanging = _Busy()  # operations whose waits are traced
+        self._exchanges: list[tuple[float, float]] = []  # their times in this step
 
     # -- records ---------------------------------------------------------------------------
 
@@ -195,11 +199,6 @@ class Timeline:
         if phase == "X":
             return self._tick(process, record.get("name"), ts)
         return self._refuse()
-
-    def finish(self) -> None:
-        """End the step under way where a trace tells its end: nothing came after it."""
-        if self._next < math.inf and self._step >= 0:
-            self._end_step(self._next)
 
     @property
     def unfinished(self) -> int:
@@ -257,6 +256,8 @@ class Timeline:
             self._busy[_NEGOTIATION].enter(ts)
             stack.append((_NEGOTIATION, ts))
         elif not stack:
+            if name not in _OPERATIONS:
+                return self._refuse()
             if process.negotiated is not None:
                 self._busy[_QUEUE].leave(ts)
                 process.spent[_QUEUE] += ts - process.negotiated
@@ -264,7 +265,7 @@ class Timeline:
             elif process.begin is None:  # rank 0 does not negotiate for this process set
                 self._end_if_seen(process.tensor.name, name, ts)
                 process.begin = ts
-            self.recognized = self.recognized or name in _OPERATIONS
+            self.recognized = True
             process.tensor.kind = name
             self._carrying.enter(ts)
             if process.traced:
@@ -327,8 +328,8 @@ class Timeline:
         self._carrying.leave(ts)
         if process.traced:
             since = self._exchanging.since
-            if self._exchanging.leave(ts) and self._step > 0 and self._on_transfer is not None:
-                self._on_transfer(since, ts)
+            if self._exchanging.leave(ts) and self._step > 0:
+                self._exchanges.append((since, ts))
 
     def _drop(self, process: _Process, ts: float) -> None:
         """Forget an operation of which records are missing."""
@@ -375,6 +376,10 @@ class Timeline:
             self.steps_us += period_us
             for index, value in enumerate(row):
                 self.step_sums[index] += value
+            if self._on_transfer is not None:
+                for begin, end in self._exchanges:
+                    self._on_transfer(begin, end)
+        self._exchanges.clear()
         self._step += 1
         self._step_begin = ts
         self._seen.clear()
