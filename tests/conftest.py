@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-NEEDS_HOROVOD = {"distributed", "examples", "test_bench.py"}
+NEEDS_HOROVOD = {"distributed", "examples", "test_bench.py", "test_profile.py"}
 LIBRARIES = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
 
 

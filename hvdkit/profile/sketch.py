@@ -42,7 +42,7 @@ class Durations:
         """Return what ``share`` of the durations do not exceed; 0 without any."""
         rank = share * self.count
         seen = 0
-        for index, count in enumerate(self._bins):
+        for index, count in enumerate(self._bins[:-1]):
             seen += count
             if count and seen >= rank:
                 edge: float = 2 ** ((index + 1) / _PER_OCTAVE)
