@@ -1,9 +1,10 @@
 """What each rank does with its time, a line a step: what ``hvdkit profile`` reads.
 
 Off, at the price of one comparison a call, unless ``HVDKIT_PROFILE_DIR`` names a folder when an
-adapter initializes Horovod. Then each rank writes ``rank-N.jsonl`` there: first a header, then for
-each step its begin and end and its spans, as ``[name, begin, duration]``. Times are microseconds of
-the rank's own monotonic clock; the header says how far that is from rank 0's.
+adapter starts it: ``hvdkit.torch`` in ``init``, ``hvdkit.keras`` in its broadcast callback. Then
+each rank writes ``rank-N.jsonl`` there: first a header, then for each step its begin and end and
+its spans, as ``[name, begin, duration]``. Times are microseconds of the rank's own monotonic clock;
+the header says how far that is from rank 0's. Elastic jobs are not traced.
 
 Spans that adapters write: ``backward`` (from its first gradient), ``wait`` (for reductions, with
 nothing else to do) and ``update``.
@@ -32,6 +33,7 @@ __all__ = [
     "begin",
     "end",
     "end_step",
+    "is_on",
     "measure_offset",
     "span",
     "start",
@@ -181,6 +183,11 @@ def _read_boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def is_on() -> bool:
+    """Whether this rank traces."""
+    return _recorder is not None
 
 
 def begin(name: str) -> None:

@@ -85,6 +85,7 @@ def profile(
 
     from hvdkit.cli.profile_tables import show_profiles
     from hvdkit.errors import HvdkitError
+    from hvdkit.profile.launch import TIMELINE, warn_of_spinning
     from hvdkit.results.files import make_result, require_writable, write_result
     from hvdkit.results.fingerprint import read_fingerprint
 
@@ -104,7 +105,9 @@ def profile(
                 if status:
                     failures.append(f"with {count} worker(s) the command ended with {status}")
                 if found:
-                    profiles.append(_read(place / f"np-{count}" / "timeline.json", count, trace))
+                    profiles.append(_read(place / f"np-{count}" / TIMELINE, count, trace))
+                    warning = None if hosts else warn_of_spinning(count)
+                    profiles[-1].summary["notes"] += [warning] if warning else []
                 else:
                     failures.append(
                         f"with {count} worker(s) Horovod wrote no timeline: does the command call "

@@ -268,9 +268,9 @@ def sum_array(array: np.ndarray, *, name: str, process_set: Any) -> np.ndarray:
     Collective: every rank of ``process_set`` must call, with arrays of the same shape and dtype
     and the same ``name``, outside of ``tf.function``.
     """
-    return np.asarray(
-        hvd.allreduce(_to_tensor(array), op=hvd.Sum, name=f"hvdkit.{name}", process_set=process_set)
-    )
+    options = {"op": hvd.Sum, "name": f"hvdkit.{name}", "process_set": process_set}
+    with trace.span("wait"):
+        return np.asarray(hvd.allreduce(_to_tensor(array), **options))
 
 
 def _allgather(array: np.ndarray, name: str, process_set: Any) -> np.ndarray:

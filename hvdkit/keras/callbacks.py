@@ -13,6 +13,7 @@ import keras
 from hvdkit import trace
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
+from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdkit.keras.metric_average import MetricAverageCallback
 from hvdkit.keras.state import broadcast_initial_state, check_replicas
@@ -67,6 +68,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast if the model has its variables."""
+        # Not in init(): TensorFlow's threads could not be set after a first operation.
+        if not trace.is_on() and self.process_set.size() == hvd.size():
+            trace.start(hvd.rank(), hvd.size(), "keras", gather_over(hvd.global_process_set))
         self._broadcast()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdkit import trace
 from hvdkit.env import check_launch
 from hvdkit.keras.backend import hvd
-from hvdkit.keras.collectives import gather_over
 from hvdkit.tuning import prefer_settings
 
 __all__ = ["init"]
@@ -28,4 +26,3 @@ def init(*args: Any, **kwargs: Any) -> None:
     check_launch()
     prefer_settings()
     hvd.init(*args, **kwargs)
-    trace.start(hvd.rank(), hvd.size(), "keras", gather_over(hvd.global_process_set))

@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdkit.errors import HvdkitError
 from hvdkit.trace import VARIABLE
 
-__all__ = ["TIMELINE", "make_environment", "run_command"]
+__all__ = ["TIMELINE", "make_environment", "run_command", "warn_of_spinning"]
 
 TIMELINE = "timeline.json"
 
@@ -65,3 +65,19 @@ def make_environment(folder: Path, *, every_negotiation: bool) -> dict[str, str]
     if every_negotiation:
         environment["HOROVOD_CACHE_CAPACITY"] = "0"
     return environment
+
+
+def warn_of_spinning(workers: int) -> str | None:
+    """Say what the timeline itself costs where workers leave no core to it; else None.
+
+    Horovod's thread that writes the timeline never sleeps.
+
+    Source: horovod 0.28.1, common/timeline.cc, TimelineWriter::WriterLoop.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if workers < cores:
+        return None
+    return (
+        f"writing the timeline keeps a core of rank 0's host busy, and {workers} worker(s) leave "
+        f"none of its {cores}: steps are slower than without it, and ranks may be unequally"
+    )

@@ -16,8 +16,8 @@ from hvdkit.trace import FORMAT
 __all__ = ["SPANS", "Overlap", "RankTrace", "Steps", "compare_ranks", "find_traces"]
 
 SPANS = ("backward", "wait", "update")
-# The traces of a run begin right after its timeline; later is another run.
-_MOST_LATE_US = 600e6
+# The traces of a run begin with its training at the latest; long after the timeline is another run.
+_MOST_LATE_US = 3600e6
 _MOST_ROWS = 100_000
 
 
@@ -170,7 +170,8 @@ class Steps:
 def compare_ranks(traces: list[RankTrace], epoch_us: float) -> Steps:
     """Read all traces side by side, up to the shortest.
 
-    A rank begins to wait when its backward pass is over. Who does so last made the others wait.
+    A rank begins to wait when its backward pass is over. Who does so last made the others wait. Of
+    several waits in a step the first one counts: after it the ranks are even.
     """
     steps = Steps(len(traces))
     tolerance_us = sum(sorted(trace.header["clock_error_us"] for trace in traces)[-2:])
@@ -184,7 +185,7 @@ def compare_ranks(traces: list[RankTrace], epoch_us: float) -> Steps:
             arrival = None
             for name, begin, length in step["spans"]:
                 spent[name] = spent.get(name, 0.0) + length
-                if name == "wait":
+                if name == "wait" and arrival is None:
                     arrival = begin
             if arrival is not None:
                 arrivals.append((arrival, trace.rank))

@@ -47,7 +47,8 @@ class Lateness:
         """Return the rank that the others wait for, or None where nobody stands out.
 
         It stands out if more of the lateness is its own than chance and one other rank explain,
-        (1 + 1/n) / 2 of it for n ranks, and if that lateness is at least 1 % of the time.
+        (1 + 1/n) / 2 of it for n ranks, if that lateness is at least 1 % of the time, and if it
+        was last in at least 1/n of the meetings: one long pause makes no straggler.
 
         Args:
             span_us: The time that was looked at.
@@ -55,8 +56,9 @@ class Lateness:
         total_us = sum(entry[1] for entry in self._ranks.values())
         if not total_us or span_us <= 0:
             return None
-        rank, (_, sum_us, _) = max(self._ranks.items(), key=lambda item: item[1][1])
-        stands_out = sum_us > (1 + 1 / len(self._ranks)) / 2 * total_us
+        rank, (last, sum_us, _) = max(self._ranks.items(), key=lambda item: item[1][1])
+        ranks = len(self._ranks)
+        stands_out = sum_us > (1 + 1 / ranks) / 2 * total_us and last * ranks >= self.meetings
         return rank if stands_out and sum_us >= _WORTH_NAMING * span_us else None
 
     def summarize(self, span_us: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 from hvdkit.profile.sketch import Durations, Reservoir
 from hvdkit.profile.stragglers import Lateness
 
-__all__ = ["PHASES", "Timeline", "measure_bytes"]
+__all__ = ["PHASES", "Tensor", "Timeline", "measure_bytes"]
 
 PHASES = ("negotiation", "queue", "copy", "transfer")
 _NEGOTIATION, _QUEUE, _COPY, _TRANSFER = range(4)

@@ -109,6 +109,23 @@ def test_a_command_without_horovod_is_an_error():
     assert "Horovod wrote no timeline" in done.stderr
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_steps_of_keras_are_traced(tmp_path, backend):
+    output = tmp_path / "result.json"
+    command = ["--", sys.executable, "examples/tensorflow/digits_keras.py", "--epochs", 1]
+    done = run_profile("-np", 2, "--output", output, *command, KERAS_BACKEND=backend)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = read_result(output)["summary"]["runs"]
+    assert run["steps"]["by"] == "rank 0's trace"
+    assert run["steps"]["count"] > 10
+    if backend == "torch":  # gradients are reduced after the backward pass: nothing is hidden
+        assert run["hidden"]["share"] < 0.2
+        assert run["hidden"]["exchange_s"] > 0
+    else:  # inside the graph
+        assert run["hidden"] is None
+        assert any("TensorFlow" in note for note in run["notes"])
+
+
 def test_files_are_not_overwritten(tmp_path):
     timeline = RECORDED / "every_negotiation.json"
     for option, name in (("--output", "result.json"), ("--trace", "trace.json.gz")):

@@ -184,3 +184,6 @@ def test_a_straggler_must_stand_out():
     assert one.straggler(100 * 50) == 2
     assert one.straggler(100 * 50 * 101) is None  # less than 1 % of the time
     assert one.straggler(math.inf) is None
+    for _ in range(300):
+        one.add([(0, 0), (0, 1), (0, 2)], 0)
+    assert one.straggler(100 * 50) is None  # a pause now and then
