@@ -8,12 +8,12 @@ algorithms, so that numbers of different n and of the hardware can be compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from hvdkit.bench.catalog import ENVIRONMENT
+from hvdkit.bench.crew import Crew
 from hvdkit.bench.settings import require_known, require_positive
 from hvdkit.bench.team import Team
 from hvdkit.bench.timing import find_slowest, rotate
@@ -74,11 +74,12 @@ class Settings:
             )
 
 
-def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str, Any]:
+def measure(settings: Settings, crew: Crew, report: Callable[[str, int], None]) -> dict[str, Any]:
     """Time every message of every candidate; return the result, ready for ``write_result``.
 
     Args:
         settings: what to measure.
+        crew: At least as many slots as there are workers.
         report: called with what goes on now and the number of turns done since the last call.
 
     Raises:
@@ -87,29 +88,28 @@ def measure(settings: Settings, report: Callable[[str, int], None]) -> dict[str,
     machine = read_fingerprint()
     messages = [(dtype, size) for dtype in settings.dtypes for size in settings.sizes_bytes]
     samples: dict[tuple[str, str, int], list[list[list[float]]]] = {}
-    with ExitStack() as stack:
-        teams: dict[str, Team] = {}
-        for candidate in settings.candidates:
-            report(f"start {candidate}", 0)
-            team = Team(
-                f"{candidate!r}",
-                ["hvdkit.bench.allreduce_worker", "--candidate", candidate],
-                size=settings.workers,
-                threads=settings.threads,
-                environment=ENVIRONMENT.get(candidate, {}),
-            )
-            teams[candidate] = stack.enter_context(team)
-            team.wait_until_ready(READY_S)
-        for turn in range(settings.rounds):
-            for dtype, size in messages:
-                for candidate in rotate(list(teams), turn):
-                    answers = teams[candidate].ask(_make_request(dtype, size, settings.tensors))
-                    _require_right(answers, candidate, dtype, size)
-                    durations_s = [answer["durations_s"] for answer in answers]
-                    samples.setdefault((candidate, dtype, size), []).append(durations_s)
-                    report(f"{candidate}, {size} bytes of {dtype}", 1)
-        for team in teams.values():
-            team.finish()
+    teams: dict[str, Team] = {}
+    for candidate in settings.candidates:
+        report(f"start {candidate}", 0)
+        teams[candidate] = crew.start(
+            candidate,
+            "hvdkit.bench.allreduce_worker",
+            {"candidate": candidate, "threads": settings.threads},
+            size=settings.workers,
+            threads=settings.threads,
+            environment=ENVIRONMENT.get(candidate),
+        )
+        teams[candidate].wait_until_ready(READY_S)
+    for turn in range(settings.rounds):
+        for dtype, size in messages:
+            for candidate in rotate(list(teams), turn):
+                answers = teams[candidate].ask(_make_request(dtype, size, settings.tensors))
+                _require_right(answers, candidate, dtype, size)
+                durations_s = [answer["durations_s"] for answer in answers]
+                samples.setdefault((candidate, dtype, size), []).append(durations_s)
+                report(f"{candidate}, {size} bytes of {dtype}", 1)
+    for team in teams.values():
+        team.finish()
     series = [
         make_series(
             "allreduce_s",

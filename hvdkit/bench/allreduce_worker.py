@@ -6,13 +6,12 @@ import importlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from hvdkit.bench.catalog import TIMEOUT_S
-from hvdkit.bench.worker import make_parser, read_rank, serve
+from hvdkit.bench.crew import TIMEOUT_S
+from hvdkit.bench.worker import Seat, read_arguments, serve
 
 __all__: list[str] = []
 
@@ -21,11 +20,10 @@ Sum = Callable[[list[Any]], Callable[[], Any]]
 
 def main() -> None:
     """Prepare what the arguments say, and time sums."""
-    arguments = make_parser(__doc__).parse_args()
-    rank, size = read_rank()
-    torch.set_num_threads(arguments.threads)
-    start, close = _CANDIDATES[arguments.candidate](rank, size, arguments.folder)
-    factor = rank + 1 if arguments.candidate == "copy" else sum(range(1, size + 1))
+    channel, seat, task = read_arguments(__doc__)
+    torch.set_num_threads(task["threads"])
+    start, close = _CANDIDATES[task["candidate"]](seat)
+    factor = seat.rank + 1 if task["candidate"] == "copy" else sum(range(1, seat.size + 1))
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         dtype = getattr(torch, request["dtype"])
@@ -37,7 +35,7 @@ def main() -> None:
         durations_s, wrong = [], 0
         for _ in range(request["operations"] + 1):
             for tensor in tensors:
-                torch.mul(pattern, rank + 1, out=tensor)
+                torch.mul(pattern, seat.rank + 1, out=tensor)
             start_s = time.perf_counter()
             start(tensors)()
             durations_s.append(time.perf_counter() - start_s)
@@ -45,11 +43,11 @@ def main() -> None:
         # The first absorbs what a resumed process finds cold.
         return {"durations_s": durations_s[1:], "wrong": wrong}
 
-    serve(arguments.folder, {"threads": arguments.threads}, answer)
+    serve(channel, {}, answer)
     close()
 
 
-def _prepare_horovod(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[], None]]:
+def _prepare_horovod(seat: Seat) -> tuple[Sum, Callable[[], None]]:
     hvd = importlib.import_module("hvdkit.torch")
     hvd.init()
 
@@ -64,14 +62,14 @@ def _prepare_horovod(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[
     return start, hvd.shutdown
 
 
-def _prepare_torch(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[], None]]:
+def _prepare_torch(seat: Seat) -> tuple[Sum, Callable[[], None]]:
     from torch import distributed
 
     distributed.init_process_group(
         "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=size,
+        init_method=f"tcp://{seat.addresses[0]}",
+        rank=seat.rank,
+        world_size=seat.size,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
 
@@ -82,7 +80,7 @@ def _prepare_torch(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[]
     return start, distributed.destroy_process_group
 
 
-def _prepare_copy(rank: int, size: int, folder: Path) -> tuple[Sum, Callable[[], None]]:
+def _prepare_copy(seat: Seat) -> tuple[Sum, Callable[[], None]]:
     """No communication: how fast the ranks copy as many bytes, all at the same time."""
     target: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""What can be measured: models, frameworks, and the ways of reducing gradients in each.
+"""What can be trained in a benchmark: frameworks, and the ways of reducing gradients in each.
 
 A framework is a module with ``prepare``; it is loaded only in the worker that measures it, so
 that no candidate pays for another's imports or threads.
@@ -9,25 +9,37 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-__all__ = ["CANDIDATES", "ENVIRONMENT", "FRAMEWORKS", "MODELS", "TIMEOUT_S", "Training", "prepare"]
+from hvdkit.bench.models import MODELS
+from hvdkit.bench.worker import Seat
+from hvdkit.errors import HvdkitError
 
-# Three shapes that cost a data-parallel optimizer in different places: a few large tensors
-# (bandwidth), many small ones (work per tensor), and a convolutional net (compute).
-MODELS = ("mlp", "many-small", "cnn")
+__all__ = [
+    "CANDIDATES",
+    "COMPRESSIONS",
+    "DTYPES",
+    "ENVIRONMENT",
+    "FRAMEWORKS",
+    "LEARNING_RATE",
+    "Recipe",
+    "Training",
+    "prepare",
+]
 
 FRAMEWORKS = {
     "torch": "hvdkit.bench.torch_training",
     "tensorflow": "hvdkit.bench.tensorflow_training",
     "keras": "hvdkit.bench.keras_training",
+    "keras-torch": "hvdkit.bench.keras_training",
 }
 
-# Each is compared with those after it; "single" never communicates: the limit.
+# "single" never communicates: the limit.
 CANDIDATES = {
     "torch": ("hvdkit", "horovod", "ddp", "single"),
     "tensorflow": ("hvdkit", "horovod", "mwms", "single"),
     "keras": ("hvdkit", "horovod", "mwms", "single"),
+    "keras-torch": ("hvdkit", "horovod", "ddp", "single"),
 }
 
 # Stock Horovod's C++ as it was before the edits that make it faster.
@@ -39,55 +51,97 @@ ENVIRONMENT = {
     }
 }
 
-# Candidates are suspended while another one runs; no collective may take that for a dead peer.
-TIMEOUT_S = 3600
+DTYPES = ("float32", "bfloat16", "float16")
+COMPRESSIONS = ("none", "fp16", "bf16")
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        framework: One of ``FRAMEWORKS``.
+        candidate: One of the framework's ``CANDIDATES``.
+        model: One of ``MODELS``.
+        batch: Samples a worker takes in one pass.
+        threads: Compute threads a worker.
+        dtype: One of ``DTYPES``, of parameters, activations and gradients.
+        accumulate: Passes for each step of the optimizer.
+        compression: One of ``COMPRESSIONS``: the dtype that gradients travel in.
+        bucket_size_mb: Of gradients that travel together, in MiB; None for each one's default.
+        input: Folder of images, CLASS/IMAGE; None for one batch of random numbers.
+    """
+
+    framework: str
+    candidate: str
+    model: str
+    batch: int
+    threads: int = 1
+    dtype: str = "float32"
+    accumulate: int = 1
+    compression: str = "none"
+    bucket_size_mb: float | None = None
+    input: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a candidate cannot do, before anything is started."""
+        problem = _find_problem(self)
+        if problem:
+            raise HvdkitError(problem)
+
+
+def _find_problem(recipe: Recipe) -> str | None:
+    who, framework = recipe.candidate, recipe.framework
+    fits = framework in ("keras", "keras-torch")
+    if who == "single":
+        return None
+    if recipe.accumulate > 1 and (framework == "tensorflow" or (fits and who != "hvdkit")):
+        return (
+            f"{who} in {framework} has no accumulation here: a loop with a tape sums gradients "
+            "itself; use --framework torch, or keras against single"
+        )
+    if recipe.compression != "none" and who == "mwms":
+        return "mwms cannot compress gradients; leave it out, or --compression"
+    if recipe.compression == "bf16" and (framework != "torch" or who == "horovod"):
+        return f"{who} in {framework} has no bf16 compression; choose fp16"
+    if recipe.dtype == "bfloat16" and who == "horovod" and framework in ("torch", "keras-torch"):
+        return "stock Horovod has no bfloat16 in PyTorch; leave horovod out"
+    if recipe.bucket_size_mb is not None and who == "mwms":
+        return "mwms takes no bucket size; leave it out, or --bucket-size-mb"
+    if recipe.input and fits:
+        return (
+            "--input needs the framework torch or tensorflow: fit draws its batches itself, so "
+            "the wait for them cannot be told apart"
+        )
+    if recipe.input and MODELS[recipe.model].kind != "images":
+        return f"--input holds images, and {recipe.model} takes {MODELS[recipe.model].kind}"
+    return None
 
 
 @dataclass
 class Training:
-    """A model that trains as one candidate does, on one fixed batch.
+    """A model that trains as one candidate does.
 
     Attributes:
-        run: Trains for one untimed and then the given number of timed steps; returns the
-            seconds of each. Collective, for a candidate that communicates.
+        run: Trains for one untimed and then the given number of timed steps; returns series of
+            samples by metric: ``step_s``, seconds of each step, and ``input_s``, how many of
+            these it waited for batches, where there is an input. Collective, for a candidate that
+            communicates.
         close: Ends communication.
-        batch: Samples in a worker's batch.
-        tensors: Trainable tensors of the model.
-        parameters: Elements of these.
+        describe: Returns what is known after the steps, by name: ``device_peak_bytes``.
     """
 
-    run: Callable[[int], list[float]]
+    run: Callable[[int], dict[str, list[float]]]
     close: Callable[[], None]
-    batch: int
-    tensors: int
-    parameters: int
+    describe: Callable[[], dict[str, Any]] = dict
 
 
-def prepare(
-    framework: str,
-    candidate: str,
-    model: str,
-    *,
-    rank: int,
-    size: int,
-    threads: int,
-    folder: Path,
-) -> Training:
-    """Build ``model`` and make it train as ``candidate`` does.
+def prepare(recipe: Recipe, seat: Seat) -> Training:
+    """Build the model and make it train as the recipe says.
 
     Collective: every rank must call, except for ``single``.
-
-    Args:
-        framework: One of ``FRAMEWORKS``.
-        candidate: One of the framework's ``CANDIDATES``.
-        model: One of ``MODELS``.
-        rank: Of this process.
-        size: Number of processes.
-        threads: Compute threads of this process.
-        folder: An empty one, the same for all ranks, to find each other.
     """
-    module = importlib.import_module(FRAMEWORKS[framework])
-    training: Training = module.prepare(
-        candidate, model, rank=rank, size=size, threads=threads, folder=folder
-    )
+    module = importlib.import_module(FRAMEWORKS[recipe.framework])
+    training: Training = module.prepare(recipe, seat)
     return training

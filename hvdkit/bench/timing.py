@@ -3,28 +3,65 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-__all__ = ["find_slowest", "read_peak_rss_bytes", "rotate", "summarize_round", "time_steps"]
+__all__ = ["Feed", "find_slowest", "read_peak_rss_bytes", "rotate", "summarize_round", "time_steps"]
 
 
-def time_steps(step: Callable[[], object], steps: int) -> list[float]:
+class Feed:
+    """Batches, and the time that was spent waiting for them."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        """Draw from ``batches``, which never end."""
+        self._batches = batches
+        self._waited_s = 0.0
+
+    def draw(self) -> Any:
+        """Return the next batch."""
+        start_s = time.perf_counter()
+        batch = next(self._batches)
+        self._waited_s += time.perf_counter() - start_s
+        return batch
+
+    def take_wait(self) -> float:
+        """Return the seconds waited since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+
+def time_steps(
+    step: Callable[[], object], steps: int, feed: Feed | None = None
+) -> dict[str, list[float]]:
     """Run ``step`` once untimed and then ``steps`` times; return the seconds of each.
 
     The untimed step absorbs what a resumed process finds cold, and the ranks' different start.
     Collective, for a step that communicates.
+
+    Args:
+        step: Done when what it started is done.
+        steps: To time.
+        feed: Where a step draws its batches, if their time shall be told apart.
+
+    Returns:
+        ``step_s``, and with a feed ``input_s``: the part of a step spent waiting for batches.
     """
-    durations_s = []
-    for _ in range(steps + 1):
+    step()
+    if feed is not None:
+        feed.take_wait()
+    durations_s, waits_s = [], []
+    for _ in range(steps):
         start_s = time.perf_counter()
         step()
         durations_s.append(time.perf_counter() - start_s)
-    return durations_s[1:]
+        if feed is not None:
+            waits_s.append(feed.take_wait())
+    return {"step_s": durations_s} if feed is None else {"step_s": durations_s, "input_s": waits_s}
 
 
-def rotate(names: Sequence[str], turn: int) -> list[str]:
+def rotate(names: Sequence[Any], turn: int) -> list[Any]:
     """Return the names with another one first each turn, so that none always follows the same."""
     shift = turn % len(names)
     return [*names[shift:], *names[:shift]]

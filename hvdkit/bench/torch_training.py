@@ -1,110 +1,158 @@
-"""The PyTorch models that optimizers are timed on, and how each candidate trains them.
-
-Batches are such that computing alone takes some 40, 10 and 70 ms on one core of a server
-processor.
-"""
+"""Training steps in PyTorch, and how each candidate reduces gradients there."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from hvdkit.bench.catalog import TIMEOUT_S, Training
-from hvdkit.bench.timing import time_steps
+from hvdkit.bench.catalog import LEARNING_RATE, Recipe, Training
+from hvdkit.bench.crew import TIMEOUT_S
+from hvdkit.bench.models import MODELS
+from hvdkit.bench.models.torch_models import build
+from hvdkit.bench.timing import Feed, time_steps
+from hvdkit.bench.worker import Seat
 
-__all__ = ["prepare"]
+__all__ = ["Distributed", "distribute", "make_batch", "pick_device", "prepare", "prepare_loop"]
 
-CLASSES = 10
-LEARNING_RATE = 1e-3
 ADAPTERS = {"hvdkit": "hvdkit.torch", "horovod": "horovod.torch"}
 
 
-def prepare(
-    candidate: str, model: str, *, rank: int, size: int, threads: int, folder: Path
-) -> Training:
+@dataclass(frozen=True)
+class Distributed:
+    """What a candidate makes of a model.
+
+    Attributes:
+        forward: The model, or what the candidate wrapped around it.
+        optimizer: The same of its optimizer.
+        hold_back: Returns a context manager in which backward passes do not communicate.
+        close: Ends communication.
+    """
+
+    forward: Callable[[Any], Any]
+    optimizer: Any
+    hold_back: Callable[[], Any]
+    close: Callable[[], None]
+
+
+def prepare(recipe: Recipe, seat: Seat) -> Training:
     """See ``hvdkit.bench.catalog.prepare``."""
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    net, inputs = _MODELS[model]()
-    labels = torch.randint(CLASSES, (len(inputs),))
-    sizes = [parameter.numel() for parameter in net.parameters()]
-    forward, optimizer, close = _distribute(candidate, net, rank, size, folder)
+    net = build(recipe.model).to(pick_device(seat), getattr(torch, recipe.dtype))
+    return prepare_loop(net, recipe, seat)
+
+
+def prepare_loop(net: nn.Module, recipe: Recipe, seat: Seat) -> Training:
+    """Make a loop of one's own over ``net``, as a candidate would have it."""
+    torch.set_num_threads(recipe.threads)
+    device = pick_device(seat)
+    distributed = distribute(net, recipe, seat)
+    if recipe.input is None:
+        feed = Feed(itertools.repeat(make_batch(recipe, device)))
+    else:
+        from hvdkit.bench.torch_input import read_batches
+
+        feed = Feed(read_batches(recipe, seat, device))
 
     def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(forward(inputs), labels).backward()
-        optimizer.step()
+        distributed.optimizer.zero_grad()
+        for remaining in reversed(range(recipe.accumulate)):
+            inputs, labels = feed.draw()
+            with distributed.hold_back() if remaining else contextlib.nullcontext():
+                scores = distributed.forward(inputs)
+                functional.cross_entropy(scores.flatten(0, -2), labels.flatten()).backward()
+        distributed.optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def describe() -> dict[str, Any]:
+        if device.type != "cuda":
+            return {}
+        return {"device_peak_bytes": torch.cuda.max_memory_allocated(device)}
 
     return Training(
-        run=lambda steps: time_steps(step, steps),
-        close=close,
-        batch=len(inputs),
-        tensors=len(sizes),
-        parameters=sum(sizes),
+        run=lambda steps: time_steps(step, steps, feed if recipe.input else None),
+        close=distributed.close,
+        describe=describe,
     )
 
 
-def _distribute(
-    candidate: str, net: nn.Module, rank: int, size: int, folder: Path
-) -> tuple[Callable[[Any], Any], Any, Callable[[], None]]:
-    """Return the (perhaps wrapped) model and optimizer, and what ends communication."""
+def pick_device(seat: Seat) -> torch.device:
+    """Return the GPU of this worker, or the CPU where torch sees none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(seat.local_rank)
+    return torch.device("cuda", seat.local_rank)
+
+
+def make_batch(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random inputs and labels of the shapes that the model takes."""
+    model = MODELS[recipe.model]
+    if model.kind == "tokens":
+        tokens = torch.randint(model.classes, (2, recipe.batch, *model.shape), device=device)
+        return tokens[0], tokens[1]
+    shape = model.shape
+    if model.kind == "images":
+        shape = (shape[2], *shape[:2])
+    dtype = getattr(torch, recipe.dtype)
+    inputs = torch.randn(recipe.batch, *shape, device=device).to(dtype)
+    return inputs, torch.randint(model.classes, (recipe.batch,), device=device)
+
+
+def distribute(net: nn.Module, recipe: Recipe, seat: Seat) -> Distributed:
+    """Wrap the model and an optimizer for it as the recipe's candidate does."""
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
-    if candidate in ADAPTERS:
-        hvd = importlib.import_module(ADAPTERS[candidate])
-        hvd.init()
-        wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
-        return net, wrapped, hvd.shutdown
-    if candidate == "ddp":
-        from torch import distributed
-        from torch.nn.parallel import DistributedDataParallel
-
-        distributed.init_process_group(
-            "gloo",
-            init_method=(folder / "rendezvous").as_uri(),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
-        parallel = DistributedDataParallel(net, gradient_as_bucket_view=True)
-        return parallel, optimizer, distributed.destroy_process_group
-    return net, optimizer, lambda: None
+    if recipe.candidate in ADAPTERS:
+        return _distribute_by_horovod(net, optimizer, recipe)
+    if recipe.candidate == "ddp":
+        return _distribute_by_ddp(net, optimizer, recipe, seat)
+    # A limit for hvdkit must have all that hvdkit has but communication.
+    importlib.import_module(ADAPTERS["hvdkit"]).startup.keep_freed_memory()
+    return Distributed(net, optimizer, contextlib.nullcontext, lambda: None)
 
 
-def _make_mlp() -> tuple[nn.Module, torch.Tensor]:
-    """8.4 M parameters in 18 tensors."""
-    width = 1024
-    layers: list[nn.Module] = []
-    for _ in range(8):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, CLASSES)), torch.randn(64, width)
+def _distribute_by_horovod(net: nn.Module, optimizer: Any, recipe: Recipe) -> Distributed:
+    hvd = importlib.import_module(ADAPTERS[recipe.candidate])
+    hvd.init()
+    options: dict[str, Any] = {}
+    if recipe.candidate == "hvdkit" and recipe.bucket_size_mb is not None:
+        options["bucket_size_mb"] = recipe.bucket_size_mb
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=net.named_parameters(),
+        compression=getattr(hvd.Compression, recipe.compression),
+        backward_passes_per_step=recipe.accumulate,
+        **options,
+    )
+    # Both count the passes themselves.
+    return Distributed(net, optimizer, contextlib.nullcontext, hvd.shutdown)
 
 
-def _make_many_small() -> tuple[nn.Module, torch.Tensor]:
-    """0.43 M parameters in 402 tensors; layer norms keep 100 layers well scaled."""
-    width = 64
-    layers: list[nn.Module] = []
-    for _ in range(100):
-        layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, CLASSES)), torch.randn(128, width)
+def _distribute_by_ddp(net: nn.Module, optimizer: Any, recipe: Recipe, seat: Seat) -> Distributed:
+    from torch import distributed
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
 
-
-def _make_cnn() -> tuple[nn.Module, torch.Tensor]:
-    """1.2 M parameters in 30 tensors, on 32 x 32 images."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width, stride in [(32, 1), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)]:
-        convolution = nn.Conv2d(channels, width, 3, stride=stride, padding=1)
-        layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
-        channels = width
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)]
-    return nn.Sequential(*layers, *head), torch.randn(32, 3, 32, 32)
-
-
-_MODELS = {"mlp": _make_mlp, "many-small": _make_many_small, "cnn": _make_cnn}
+    distributed.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=f"tcp://{seat.addresses[0]}",
+        rank=seat.rank,
+        world_size=seat.size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    size: dict[str, Any] = (
+        {} if recipe.bucket_size_mb is None else {"bucket_cap_mb": recipe.bucket_size_mb}
+    )
+    parallel = DistributedDataParallel(net, gradient_as_bucket_view=True, **size)
+    if recipe.compression != "none":
+        hook = getattr(default_hooks, f"{recipe.compression}_compress_hook")
+        parallel.register_comm_hook(None, hook)
+    return Distributed(parallel, optimizer, parallel.no_sync, distributed.destroy_process_group)

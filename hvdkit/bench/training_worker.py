@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from hvdkit.bench.catalog import prepare
-from hvdkit.bench.worker import make_parser, read_rank, serve
+import timeit
+
+from hvdkit.bench.catalog import Recipe, prepare
+from hvdkit.bench.timing import time_steps
+from hvdkit.bench.worker import read_arguments, serve
 
 __all__: list[str] = []
+
+NO_STEPS = 1000
 
 
 def main() -> None:
     """Prepare what the arguments say, and time blocks of steps."""
-    parser = make_parser(__doc__)
-    for name in ("framework", "model"):
-        parser.add_argument(f"--{name}", required=True)
-    arguments = parser.parse_args()
-    rank, size = read_rank()
-    training = prepare(
-        arguments.framework,
-        arguments.candidate,
-        arguments.model,
-        rank=rank,
-        size=size,
-        threads=arguments.threads,
-        folder=arguments.folder,
-    )
-    hello = {
-        "batch": training.batch,
-        "tensors": training.tensors,
-        "parameters": training.parameters,
-        "threads": arguments.threads,
-    }
-    serve(arguments.folder, hello, training.run)
+    channel, seat, task = read_arguments(__doc__)
+    training = prepare(Recipe(**task), seat)
+
+    def answer(steps: int) -> dict[str, object]:
+        return {"samples": training.run(steps), **training.describe()}
+
+    # What the clock itself takes of a step: the loop around a step that does nothing.
+    overhead_s = timeit.timeit(lambda: time_steps(_do_nothing, NO_STEPS), number=1) / NO_STEPS
+    serve(channel, {"overhead_s": overhead_s}, answer)
     training.close()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 if __name__ == "__main__":

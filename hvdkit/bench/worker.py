@@ -1,50 +1,78 @@
 """A benchmark's worker: one rank of one candidate, which answers what its driver asks.
 
-``hvdkit.bench.team`` starts them under horovodrun; not meant to be run by hand.
+A keeper (``hvdkit.bench.keeper``) starts it; not meant to be run by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import os
+import signal
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Client
-from pathlib import Path
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
+from hvdkit.bench.keeper import receive, send
 from hvdkit.bench.timing import read_peak_rss_bytes
+from hvdkit.env import place
 
-__all__ = ["make_parser", "read_rank", "serve"]
+__all__ = ["Seat", "read_arguments", "serve"]
+
+PR_SET_PDEATHSIG = 1
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that knows what every worker is told."""
+@dataclass(frozen=True)
+class Seat:
+    """Where a worker runs.
+
+    Attributes:
+        rank: Among the workers of its team.
+        size: Of the team.
+        local_rank: Among those of this host.
+        addresses: Of a free port on the host of each rank, as ADDRESS:PORT.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    addresses: tuple[str, ...]
+
+
+def read_arguments(description: str | None) -> tuple[Connection, Seat, dict[str, Any]]:
+    """Return the channel to the driver, this worker's place, and what it shall do."""
+    # A keeper that is killed has no time to end its workers.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--candidate", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="holds the driver's socket")
-    return parser
+    parser.add_argument("--channel", type=int, required=True, help="file descriptor")
+    parser.add_argument("--addresses", required=True)
+    parser.add_argument("--task", type=json.loads, required=True, help="JSON")
+    arguments = parser.parse_args()
+    here = place()
+    addresses = tuple(arguments.addresses.split(","))
+    seat = Seat(here.rank, here.size, here.local_rank, addresses)
+    return Connection(arguments.channel), seat, arguments.task
 
 
-def read_rank() -> tuple[int, int]:
-    """Return this worker's rank and the number of workers, as horovodrun set them."""
-    return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
-
-
-def serve(folder: Path, hello: Mapping[str, Any], answer: Callable[[Any], Any]) -> None:
-    """Connect to the driver, say what was prepared, and answer until it has no more requests.
+def serve(channel: Connection, hello: Mapping[str, Any], answer: Callable[[Any], Any]) -> None:
+    """Say what was prepared, and answer until the driver has no more requests.
 
     Args:
-        folder: Holds the driver's socket.
-        hello: What the driver wants to know beside rank and process.
-        answer: Called with each request, on all ranks in the same order.
+        channel: As ``read_arguments`` returned it.
+        hello: What the driver wants to know, beside the memory of the process and the machine.
+        answer: Called with each request, on all ranks in the same order. JSON both ways.
     """
-    rank, _ = read_rank()
-    with Client(str(folder / "socket"), "AF_UNIX") as connection:
-        connection.send({"rank": rank, "pid": os.getpid(), **hello})
-        try:
-            while (request := connection.recv()) is not None:
-                connection.send(answer(request))
-            connection.send(read_peak_rss_bytes())
-        except EOFError:
-            raise SystemExit("the benchmark's driver went away") from None
+    memory = {"peak_rss_bytes": read_peak_rss_bytes(), "available_bytes": _read_available_bytes()}
+    send(channel, {**memory, **hello})
+    try:
+        while (request := receive(channel)) is not None:
+            send(channel, answer(request))
+    except EOFError:
+        raise SystemExit("the benchmark's driver went away") from None
+    send(channel, read_peak_rss_bytes())
+
+
+def _read_available_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,9 +7,13 @@ from hvdkit.cli.lazy import LazyGroup
 __all__ = ["bench"]
 
 COMMANDS = {
-    "optimizer": (
-        "hvdkit.cli.bench_optimizer:optimizer",
-        "Time a training step against other ways of doing it.",
+    "train": (
+        "hvdkit.cli.bench_train:train",
+        "Throughput, scaling and step time of training, against other ways.",
+    ),
+    "converge": (
+        "hvdkit.cli.bench_converge:converge",
+        "Samples and seconds to an accuracy, with more workers.",
     ),
     "allreduce": (
         "hvdkit.cli.bench_allreduce:allreduce",

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdkit.cli.measuring import describe_machine, measuring_options, run_with_progress
+from hvdkit.cli.measuring import (
+    assemble_crew,
+    describe_machine,
+    measuring_options,
+    run_with_progress,
+)
 from hvdkit.cli.names import split_names
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ def _parse_sizes(
 )
 @click.option("--tensors", default=1, show_default=True, help="Tensors that make up a message.")
 @click.option("--rounds", default=5, show_default=True, help="Turns of each candidate a message.")
+@click.option("-np", "--np", "workers", default=2, show_default=True, help="Workers.")
 @measuring_options
 def allreduce(
     sizes: tuple[int, ...],
@@ -59,8 +65,10 @@ def allreduce(
     rounds: int,
     workers: int,
     threads: int,
+    hosts: str | None,
     output: Path | None,
     force: bool,
+    horovodrun_options: tuple[str, ...],
 ) -> None:
     """Time all-reduces over message sizes, check every sum, fit what they cost.
 
@@ -72,7 +80,7 @@ def allreduce(
     from hvdkit.bench.allreduce import Settings, measure
     from hvdkit.errors import HvdkitError
     from hvdkit.install.installed import find_horovod
-    from hvdkit.results.files import require_writable, write_result
+    from hvdkit.results.files import write_result
 
     settings = Settings(
         sizes_bytes=sizes,
@@ -83,8 +91,6 @@ def allreduce(
         workers=workers,
         threads=threads,
     )
-    if output is not None:
-        require_writable(output, force=force)
     horovod = find_horovod()
     if horovod is None or "torch" not in horovod.libraries:
         raise HvdkitError(
@@ -93,7 +99,10 @@ def allreduce(
         )
     console = Console(highlight=False)
     turns = len(sizes) * len(dtypes) * len(candidates) * rounds
-    result = run_with_progress(lambda report: measure(settings, report), turns)
+    with assemble_crew(workers, hosts, horovodrun_options, output, force) as crew:
+        if crew is None:
+            return
+        result = run_with_progress(lambda report: measure(settings, crew, report), turns)
     for dtype in dtypes:
         console.print(_tabulate(result, dtype))
     for fit in result["summary"]["fits"]:

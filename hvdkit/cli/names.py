@@ -1,8 +1,8 @@
-"""Options that take a list of names."""
+"""Options that take a list."""
 
 import click
 
-__all__ = ["split_names"]
+__all__ = ["split_names", "split_numbers"]
 
 
 def split_names(
@@ -12,3 +12,14 @@ def split_names(
     if value is None:
         return None
     return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def split_numbers(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Split a comma-separated list of whole numbers. A callback of ``click.option``."""
+    names = split_names(ctx, parameter, value)
+    try:
+        return None if names is None else tuple(map(int, names))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of whole numbers, such as 1,2,4") from None

@@ -12,7 +12,7 @@ from hvdkit.env import check_launch
 from hvdkit.torch.collectives import gather_over
 from hvdkit.tuning import prefer_settings
 
-__all__ = ["init"]
+__all__ = ["init", "keep_freed_memory"]
 
 # The largest block that glibc's malloc learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its
 # header and rounding.
@@ -33,13 +33,13 @@ def init(*args: Any, **kwargs: Any) -> None:
     """
     check_launch()
     prefer_settings()
-    _keep_freed_memory()
+    keep_freed_memory()
     _horovod.init(*args, **kwargs)
     gather = gather_over(_horovod.global_process_set)
     trace.start(_horovod.rank(), _horovod.size(), "torch", gather)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc's malloc reuse the memory of gradients rather than return it to the kernel.
 
     A gradient that has been moved to its bucket is freed and the next one allocated. Until

@@ -35,7 +35,7 @@ def make_environment(**variables):
 
 
 def find_processes_naming(text, suspended=False):
-    """Return the processes, zombies left out, whose command line or folder has a text in it.
+    """Return the processes, zombies left out, that have a text in command, folder or variables.
 
     With ``suspended`` only those that a signal has stopped.
     """
@@ -44,9 +44,12 @@ def find_processes_naming(text, suspended=False):
         try:
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             place = os.readlink(folder / "cwd")
+            variables = (folder / "environ").read_bytes().decode(errors="replace")
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if (text in words or text in place) and (state == "T" or not suspended):
+        if (text in words or text in place or text in variables) and (
+            state == "T" or not suspended
+        ):
             found.append((folder.name, words))
     return found

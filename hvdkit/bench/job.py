@@ -1,0 +1,156 @@
+"""A benchmark inside a job that runs already: its ranks become the slots.
+
+Under horovodrun (Gloo) the ranks find rank 0 through the job's own rendezvous server; under srun
+and Open MPI through a file in the cache folder of the home, which clusters share between hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from hvdkit.bench.crew import ASSEMBLE_S, Crew
+from hvdkit.bench.keeper import KEY_VARIABLE, keep
+from hvdkit.env import launcher, place
+from hvdkit.errors import HvdkitError
+
+__all__ = ["join", "open_board", "run_as_driver"]
+
+POLL_S = 0.2
+
+
+class Board(Protocol):
+    """Where rank 0 leaves word for the others."""
+
+    def write(self, text: str) -> None:
+        """Leave word."""
+
+    def read(self) -> str | None:
+        """Return it, or None as long as there is none."""
+
+    def clear(self) -> None:
+        """Take it away."""
+
+
+def open_board(environ: Mapping[str, str] | None = None) -> Board | None:
+    """Return the board of the job that this process is a rank of; None outside of a job.
+
+    Raises:
+        HvdkitError: The job's launcher offers none.
+    """
+    environ = os.environ if environ is None else environ
+    name = launcher(environ)
+    if name is None:
+        return None
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
+        address = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+        return _ServerBoard(f"http://{address}:{environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}")
+    if name == "Slurm":
+        # In a batch script, outside of srun, there is a rank but no step.
+        if "SLURM_STEP_ID" not in environ:
+            return None
+        return _FileBoard(f"slurm-{environ['SLURM_JOB_ID']}-{environ['SLURM_STEP_ID']}")
+    if name == "Open MPI" and "PMIX_NAMESPACE" in environ:
+        return _FileBoard(f"openmpi-{environ['PMIX_NAMESPACE']}")
+    raise HvdkitError(
+        f"cannot run inside a job of {name}: start it with horovodrun --gloo, srun or Open MPI's "
+        "mpirun, or outside of a job"
+    )
+
+
+def run_as_driver(board: Board) -> Crew:
+    """Return the crew of this job, on its rank 0, whose slot has a keeper as well."""
+    here = place()
+    crew = Crew(here.size)
+    alone = here.local_size == here.size
+    address = "127.0.0.1" if alone else socket.gethostname()
+    port = crew.listen("127.0.0.1" if alone else "")
+    subprocess.Popen(
+        [sys.executable, "-m", "hvdkit.bench.keeper", "--driver", f"127.0.0.1:{port}"],
+        env={**os.environ, KEY_VARIABLE: crew.key.hex()},
+    )
+    board.write(json.dumps({"address": address, "port": port, "key": crew.key.hex()}))
+    try:
+        crew.assemble(address)
+    finally:
+        board.clear()
+    return crew
+
+
+def join(board: Board) -> None:
+    """Be a keeper for rank 0, until it is done.
+
+    Raises:
+        HvdkitError: Rank 0 left no word for two minutes, or cannot be reached.
+    """
+    end_s = time.monotonic() + ASSEMBLE_S
+    while (text := board.read()) is None:
+        if time.monotonic() > end_s:
+            raise HvdkitError(f"rank 0 of this job did not begin within {ASSEMBLE_S} s")
+        time.sleep(POLL_S)
+    found: dict[str, Any] = json.loads(text)
+    try:
+        key = bytes.fromhex(found["key"])
+        with Client((found["address"], found["port"]), authkey=key) as driver:
+            keep(driver, place().rank)
+    except OSError as error:
+        raise HvdkitError(
+            f"cannot reach rank 0 at {found['address']}:{found['port']}: {error}"
+        ) from None
+
+
+class _ServerBoard:
+    """A key in the store of horovodrun's rendezvous server."""
+
+    def __init__(self, server: str) -> None:
+        self._url = f"{server}/hvdkit-bench/driver"
+
+    def write(self, text: str) -> None:
+        urlopen(Request(self._url, data=text.encode(), method="PUT"), timeout=ASSEMBLE_S)
+
+    def read(self) -> str | None:
+        try:
+            with urlopen(self._url, timeout=ASSEMBLE_S) as answer:
+                text: str = answer.read().decode()
+                return text
+        except HTTPError:
+            return None
+        except URLError as error:
+            raise HvdkitError(f"horovodrun's rendezvous server is gone: {error.reason}") from None
+
+    def clear(self) -> None:
+        urlopen(Request(self._url, method="DELETE"), timeout=ASSEMBLE_S)
+
+
+class _FileBoard:
+    """A file that only its owner can read."""
+
+    def __init__(self, name: str) -> None:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self._path = Path(cache) / "hvdkit" / "jobs" / name
+
+    def write(self, text: str) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        part = self._path.with_suffix(".part")
+        part.touch(mode=0o600)
+        part.write_text(text, encoding="ascii")
+        part.replace(self._path)
+
+    def read(self) -> str | None:
+        try:
+            return self._path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
