@@ -4,6 +4,8 @@ import os
 import warnings
 from collections.abc import MutableMapping
 
+from hvdkit.settings import read_settings
+
 __all__ = [
     "FUSION_THRESHOLD_BYTES",
     "prefer_settings",
@@ -21,11 +23,19 @@ FUSION_THRESHOLD_BYTES = 1 << 20
 def prefer_settings(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what Horovod will read when it is initialized, unless the user has set it.
 
+    The cycle time is the one that ``hvdkit bench allreduce --write-config`` has saved, if any.
+
     Args:
         environ: The environment to change; all ranks must start with equal settings of Horovod.
+
+    Raises:
+        HvdkitError: The saved settings are damaged.
     """
     if environ.get("HOROVOD_AUTOTUNE", "0") == "0":
         environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_THRESHOLD_BYTES))
+        cycle_time_ms = read_settings(environ).cycle_time_ms
+        if cycle_time_ms is not None:
+            environ.setdefault("HOROVOD_CYCLE_TIME", str(cycle_time_ms))
 
 
 def share_cores(workers: int) -> int:

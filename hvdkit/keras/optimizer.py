@@ -16,7 +16,8 @@ from hvdkit.keras.compilation import keep_out_of_xla
 from hvdkit.keras.distribution import Distribution, attach, find_distribution, find_held
 from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
-from hvdkit.keras.reduction import DEFAULT_BUCKET_SIZE_MB, ReductionOptions
+from hvdkit.keras.reduction import ReductionOptions
+from hvdkit.settings import pick_bucket_bytes
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
@@ -40,7 +41,7 @@ def DistributedOptimizer(
     process_set: Any = hvd.global_process_set,
     scale_local_gradients: bool = True,
     *,
-    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+    bucket_size_mb: float | None = None,
     clip_grad_norm: float | None = None,
 ) -> Any:
     """Make ``optimizer`` reduce gradients over all ranks before it updates.
@@ -75,7 +76,8 @@ def DistributedOptimizer(
         process_set: The ranks to reduce over; others train on their own.
         scale_local_gradients: Divide gradients of variables given to ``register_local_var`` by
             the number of ranks.
-        bucket_size_mb: Gradients are reduced in buckets of about this size in MiB.
+        bucket_size_mb: Gradients are reduced in buckets of about this size in MiB. None: what
+            ``hvdkit bench allreduce --write-config`` has saved on this machine, else 8.
         clip_grad_norm: Scale gradients to at most this 2-norm, taken over all variables after
             the reduction and so the same on every rank.
 
@@ -111,7 +113,7 @@ def DistributedOptimizer(
             compression=compression,
             gradient_predivide_factor=gradient_predivide_factor,
             groups=groups,
-            bucket_bytes=int(bucket_size_mb * (1 << 20)),
+            bucket_bytes=pick_bucket_bytes(bucket_size_mb),
             sparse_as_dense=sparse_as_dense,
         )
         options.validate()

@@ -16,9 +16,8 @@ from hvdkit.buckets import plan_buckets, split_evenly
 from hvdkit.keras.backend import allreduce_tensors, cast, hvd, keep_as_written, make_dense
 from hvdkit.keras.layout import Gradient, agree_on_layout, describe_gradients, is_elastic
 
-__all__ = ["DEFAULT_BUCKET_SIZE_MB", "ReductionOptions", "reduce_gradients"]
+__all__ = ["ReductionOptions", "reduce_gradients"]
 
-DEFAULT_BUCKET_SIZE_MB = 8.0
 
 # Types that Horovod adds; others travel as float32.
 _REDUCIBLE = {"float16", "float32", "float64"}

@@ -23,9 +23,6 @@ from hvdkit.keras.backend import allreduce_tensors as allreduce_tensors
 from hvdkit.keras.backend import scale as scale
 from hvdkit.keras.collectives import gather_over as gather_over
 from hvdkit.keras.layout import is_elastic as is_elastic
-from hvdkit.keras.reduction import (
-    DEFAULT_BUCKET_SIZE_MB as DEFAULT_BUCKET_SIZE_MB,
-)
 from hvdkit.keras.reduction import ReductionOptions as ReductionOptions
 from hvdkit.keras.reduction import reduce_gradients as reduce_gradients
 from hvdkit.tensorflow import legacy_keras as _legacy

@@ -8,7 +8,7 @@ import horovod.tensorflow as _horovod
 import keras
 import tensorflow as tf
 
-from hvdkit.tensorflow.keras import DEFAULT_BUCKET_SIZE_MB, distribute_keras_3
+from hvdkit.tensorflow.keras import distribute_keras_3
 from hvdkit.tensorflow.legacy_keras import DistributedOptimizer as _distribute_tf_keras
 
 __all__ = ["DistributedOptimizer"]
@@ -31,7 +31,7 @@ def DistributedOptimizer(
     process_set: Any = _horovod.global_process_set,
     scale_local_gradients: bool = True,
     *,
-    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+    bucket_size_mb: float | None = None,
     clip_grad_norm: float | None = None,
 ) -> Any:
     """Make an optimizer reduce gradients over all ranks before it updates.
@@ -68,7 +68,7 @@ def DistributedOptimizer(
         return distribute_keras_3(
             optimizer, **shared, bucket_size_mb=bucket_size_mb, clip_grad_norm=clip_grad_norm
         )
-    if clip_grad_norm is not None or bucket_size_mb != DEFAULT_BUCKET_SIZE_MB:
+    if clip_grad_norm is not None or bucket_size_mb is not None:
         raise ValueError(
             f"clip_grad_norm and bucket_size_mb need a Keras 3 optimizer; "
             f"{type(optimizer).__name__} is none"

@@ -11,8 +11,8 @@ import horovod.tensorflow as _horovod
 import tensorflow as tf
 
 from hvdkit.errors import HvdkitError
+from hvdkit.settings import pick_bucket_bytes
 from hvdkit.tensorflow.keras import (
-    DEFAULT_BUCKET_SIZE_MB,
     ReductionOptions,
     is_elastic,
     reduce_gradients,
@@ -174,7 +174,7 @@ def DistributedGradientTape(
     process_set: Any = _horovod.global_process_set,
     scale_local_gradients: bool = True,
     *,
-    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+    bucket_size_mb: float | None = None,
 ) -> Any:
     """Make ``gradtape.gradient`` return gradients that are reduced over all ranks.
 
@@ -197,7 +197,8 @@ def DistributedGradientTape(
             buckets by size.
         process_set: The ranks to reduce over.
         scale_local_gradients: Divide gradients of local sources by the number of ranks.
-        bucket_size_mb: Gradients are reduced in buckets of about this size in MiB.
+        bucket_size_mb: Gradients are reduced in buckets of about this size in MiB. None: what
+            ``hvdkit bench allreduce --write-config`` has saved on this machine, else 8.
 
     Returns:
         ``gradtape``.
@@ -222,7 +223,7 @@ def DistributedGradientTape(
         compression=compression,
         gradient_predivide_factor=gradient_predivide_factor,
         groups=groups,
-        bucket_bytes=int(bucket_size_mb * (1 << 20)),
+        bucket_bytes=pick_bucket_bytes(bucket_size_mb),
         sparse_as_dense=sparse_as_dense,
     )
     options.validate()
@@ -251,7 +252,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
     *,
-    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+    bucket_size_mb: float | None = None,
 ) -> Any:
     """Like ``DistributedGradientTape``, but variables of ``local_layers`` stay local to a rank.
 

@@ -25,6 +25,7 @@ from horovod.torch.mpi_ops import (
 
 from hvdkit import trace
 from hvdkit.errors import HvdkitError
+from hvdkit.settings import pick_bucket_bytes
 from hvdkit.torch.adasum import combine_updates, demand_adasum
 from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.amp import reduce_before_unscaling
@@ -37,7 +38,6 @@ from hvdkit.torch.wire import Compression
 
 __all__ = ["DistributedOptimizer", "is_distributed"]
 
-DEFAULT_BUCKET_SIZE_MB = 8.0
 
 # Wrapped in the same order on every rank, so the count names the same optimizer on each.
 _counter = itertools.count()
@@ -227,7 +227,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
-    bucket_size_mb: float = DEFAULT_BUCKET_SIZE_MB,
+    bucket_size_mb: float | None = None,
     clip_grad_norm: float | None = None,
     average_aggregated_gradients: bool = False,
 ) -> Any:
@@ -259,7 +259,8 @@ def DistributedOptimizer(
         process_set: The ranks to reduce over; others train on their own.
         bucket_size_mb: Gradients share flat buffers (buckets) that are closed at this size in
             MiB; the first one at 1 MiB, so that communication starts early. A gradient of half
-            the size or more is reduced alone, where it lies.
+            the size or more is reduced alone, where it lies. None: what
+            ``hvdkit bench allreduce --write-config`` has saved on this machine, else 8.
         clip_grad_norm: Scale gradients to at most this 2-norm, taken over all parameters
             after the reduction and so the same on every rank.
         average_aggregated_gradients: Divide by the passes made, so that k passes equal one
@@ -301,7 +302,7 @@ def DistributedOptimizer(
             gradient_predivide_factor=gradient_predivide_factor,
             average_aggregated_gradients=average_aggregated_gradients,
             groups=groups,
-            bucket_bytes=int(bucket_size_mb * (1 << 20)),
+            bucket_bytes=pick_bucket_bytes(bucket_size_mb),
             sparse_as_dense=sparse_as_dense,
             sparse_only=isinstance(optimizer, torch.optim.SparseAdam),
         )

@@ -19,6 +19,7 @@ PURE = {
     "sharding",
     "checkpoint",
     "health",
+    "settings",
     "tuning",
     "trace",
     "agreement",

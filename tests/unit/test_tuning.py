@@ -14,17 +14,18 @@ from hvdkit.tuning import (
 )
 
 
-def test_buckets_are_not_fused_again():
-    environ = {}
+def test_buckets_are_not_fused_again(tmp_path):
+    environ = {"HOME": str(tmp_path)}
     prefer_settings(environ)
-    assert environ == {"HOROVOD_FUSION_THRESHOLD": str(FUSION_THRESHOLD_BYTES)}
+    expected = {"HOME": str(tmp_path), "HOROVOD_FUSION_THRESHOLD": str(FUSION_THRESHOLD_BYTES)}
+    assert environ == expected
 
 
 @pytest.mark.parametrize("chosen", [{"HOROVOD_FUSION_THRESHOLD": "0"}, {"HOROVOD_AUTOTUNE": "1"}])
-def test_what_the_user_has_set_stays(chosen):
-    environ = dict(chosen)
+def test_what_the_user_has_set_stays(chosen, tmp_path):
+    environ = {**chosen, "HOME": str(tmp_path)}
     prefer_settings(environ)
-    assert environ == chosen
+    assert environ == {**chosen, "HOME": str(tmp_path)}
 
 
 def test_cores_are_shared_out_and_none_goes_without():
