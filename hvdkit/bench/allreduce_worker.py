@@ -96,6 +96,7 @@ def _prepare_copy(seat: Seat) -> tuple[Sum, Callable[[], None]]:
 _CANDIDATES = {
     "hvdkit": _prepare_horovod,
     "horovod": _prepare_horovod,
+    "mpi": _prepare_horovod,
     "torch": _prepare_torch,
     "copy": _prepare_copy,
 }

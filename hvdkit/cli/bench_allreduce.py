@@ -14,7 +14,7 @@ from hvdkit.cli.measuring import (
     measuring_options,
     run_with_progress,
 )
-from hvdkit.cli.names import split_names
+from hvdkit.cli.names import split_durations, split_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,8 +50,20 @@ def _parse_sizes(
     default="hvdkit,horovod,torch,copy",
     show_default=True,
     callback=split_names,
-    help="horovod: with hvdkit's changes switched off; torch: torch.distributed on Gloo; copy: "
-    "no communication, the same bytes copied in memory.",
+    help="horovod: with hvdkit's changes switched off; mpi: Horovod on MPI, where it is built; "
+    "torch: torch.distributed on Gloo; copy: no communication, the same bytes copied in memory.",
+)
+@click.option(
+    "--cycle-times",
+    callback=split_durations,
+    metavar="LIST",
+    help="Of Horovod's cycle, in ms, to choose the best from; for example 0.5,1,2.",
+)
+@click.option(
+    "--write-config",
+    is_flag=True,
+    help="Save the bucket size and cycle time that suit this machine; hvdkit's optimizers and "
+    "tapes take them from then on, unless told otherwise.",
 )
 @click.option("--tensors", default=1, show_default=True, help="Tensors that make up a message.")
 @click.option("--rounds", default=5, show_default=True, help="Turns of each candidate a message.")
@@ -61,6 +73,8 @@ def allreduce(
     sizes: tuple[int, ...],
     dtypes: tuple[str, ...],
     candidates: tuple[str, ...],
+    cycle_times: tuple[float, ...] | None,
+    write_config: bool,
     tensors: int,
     rounds: int,
     workers: int,
@@ -78,6 +92,7 @@ def allreduce(
     from rich.console import Console
 
     from hvdkit.bench.allreduce import Settings, measure
+    from hvdkit.bench.allreduce_summary import save_settings
     from hvdkit.errors import HvdkitError
     from hvdkit.install.installed import find_horovod
     from hvdkit.results.files import write_result
@@ -86,23 +101,30 @@ def allreduce(
         sizes_bytes=sizes,
         dtypes=dtypes,
         candidates=candidates,
+        cycle_times_ms=cycle_times or (),
         tensors=tensors,
         rounds=rounds,
         workers=workers,
         threads=threads,
     )
+    if write_config and ("hvdkit" not in candidates or len(sizes) < 2):
+        raise HvdkitError("--write-config needs the candidate hvdkit and at least two sizes")
     horovod = find_horovod()
     if horovod is None or "torch" not in horovod.libraries:
         raise HvdkitError(
             "Horovod for PyTorch, which this measures with, is not installed in this environment: "
             "install PyTorch, then run: hvdkit install"
         )
+    controllers = horovod.record.get("controllers")
+    if "mpi" in candidates and isinstance(controllers, list) and "mpi" not in controllers:
+        raise HvdkitError("This Horovod was built without MPI; run: hvdkit install --with-mpi")
     console = Console(highlight=False)
-    turns = len(sizes) * len(dtypes) * len(candidates) * rounds
     with assemble_crew(workers, hosts, horovodrun_options, output, force) as crew:
         if crew is None:
             return
-        result = run_with_progress(lambda report: measure(settings, crew, report), turns)
+        result = run_with_progress(
+            lambda report: measure(settings, crew, report), settings.count_turns()
+        )
     for dtype in dtypes:
         console.print(_tabulate(result, dtype))
     for fit in result["summary"]["fits"]:
@@ -110,16 +132,21 @@ def allreduce(
             f"{fit['candidate']}, {fit['dtype']}: {1e3 * fit['latency_s']:.3f} ms + size / "
             f"{fit['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"
         )
-    if len(result["summary"]["fits"]) < len(candidates) * len(dtypes):
+    if len(result["summary"]["fits"]) < (len(candidates) + len(cycle_times or ())) * len(dtypes):
         console.print("No latency and bandwidth where larger messages did not take longer.")
     if "bucket_size_bytes" in result["summary"]:
         size = result["summary"]["bucket_size_bytes"] >> 20
         console.print(f"A bucket_size_mb of {size} keeps latency below a tenth of the time.")
+    if "cycle_time_ms" in result["summary"]:
+        console.print(f"The cycle of {result['summary']['cycle_time_ms']:g} ms took least.")
     console.print(f"{workers} workers, {threads} thread(s) each, {rounds} rounds; all sums right")
     describe_machine(console, result["machine"])
     if output is not None:
         write_result(output, result, force=force)
         console.print(f"Written to {output}", soft_wrap=True)
+    if write_config:
+        saved = save_settings(result["summary"])
+        console.print(f"Saved for this machine: {saved}", soft_wrap=True)
 
 
 def _tabulate(result: dict[str, Any], dtype: str) -> Table:

@@ -2,7 +2,7 @@
 
 import click
 
-__all__ = ["split_names", "split_numbers"]
+__all__ = ["split_durations", "split_names", "split_numbers"]
 
 
 def split_names(
@@ -23,3 +23,14 @@ def split_numbers(
         return None if names is None else tuple(map(int, names))
     except ValueError:
         raise click.BadParameter(f"{value!r} is no list of whole numbers, such as 1,2,4") from None
+
+
+def split_durations(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[float, ...] | None:
+    """Split a comma-separated list of numbers. A callback of ``click.option``."""
+    names = split_names(ctx, parameter, value)
+    try:
+        return None if names is None else tuple(map(float, names))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of numbers, such as 0.5,1,2") from None

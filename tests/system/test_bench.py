@@ -268,6 +268,29 @@ def test_all_reduces_are_measured_and_right(tmp_path):
         assert row["bus_bandwidth_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["time_s"])
 
 
+def test_what_suits_the_machine_is_saved_for_the_adapters(tmp_path):
+    saved = tmp_path / "settings.json"
+    options = ["--sizes", "4K,8M", "--rounds", "2", "--candidates", "hvdkit"]
+    options += ["--cycle-times", "1,2", "--write-config"]
+    done = run_hvdkit("allreduce", *options, HVDKIT_SETTINGS=str(saved))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(saved.read_text())
+    assert found["bucket_size_mb"] in {1 << power for power in range(7)}
+    assert found["cycle_time_ms"] in (1.0, 2.0)
+    assert f"Saved for this machine: {saved}" in done.stdout
+    code = """if True:
+        import torch
+        import hvdkit.torch as hvd
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1).requires_grad_()], 1))
+        import os; print(os.environ["HOROVOD_CYCLE_TIME"])
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HVDKIT_SETTINGS": str(saved)}
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert told.stdout.split() == [str(found["cycle_time_ms"])], told.stderr
+
+
 def test_a_message_of_several_tensors(tmp_path):
     path = tmp_path / "result.json"
     message = ["--sizes", "40K", "--tensors", "7", "--candidates", "hvdkit,torch", "--rounds", "1"]

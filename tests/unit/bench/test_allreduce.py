@@ -6,9 +6,17 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hvdkit.bench.allreduce import Settings, fit_cost, recommend_bucket_bytes, summarize
+from hvdkit.bench.allreduce import Settings
+from hvdkit.bench.allreduce_summary import (
+    fit_cost,
+    recommend_bucket_bytes,
+    save_settings,
+    summarize,
+)
 from hvdkit.cli import main
 from hvdkit.errors import HvdkitError
+from hvdkit.settings import Settings as MachineSettings
+from hvdkit.settings import read_settings
 
 
 def test_the_fit_finds_what_the_times_were_made_of():
@@ -73,6 +81,7 @@ def test_bandwidths_are_those_of_nccl_tests():
         ({"sizes_bytes": (1024,), "candidates": ()}, "got none"),
         ({"sizes_bytes": (1024,), "workers": 1}, "at least 2 workers"),
         ({"sizes_bytes": (1024,), "rounds": 0}, "rounds must be at least 1"),
+        ({"sizes_bytes": (1024,), "cycle_times_ms": (0.0,)}, "cycle times must be above 0"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_refused(options, message):
@@ -93,3 +102,24 @@ def test_the_driver_loads_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_best_cycle_time_is_the_one_that_took_least():
+    samples = {("hvdkit", "float32", size): [[[1e-3]]] for size in (1024, 2048)}
+    for cycle, times in ((0.5, (3e-3, 1e-3)), (1.0, (1e-3, 2e-3)), (2.0, (4e-3, 4e-3))):
+        for size, time_s in zip((1024, 2048), times, strict=True):
+            samples[f"hvdkit, cycle {cycle:g} ms", "float32", size] = [[[time_s]]]
+    assert summarize(samples, 2)["cycle_time_ms"] == 1.0
+    assert "cycle_time_ms" not in summarize({("copy", "float32", 1024): [[[1.0]]]}, 2)
+
+
+def test_what_was_recommended_is_saved_and_the_rest_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDKIT_SETTINGS", str(tmp_path / "settings.json"))
+    path = save_settings({"bucket_size_bytes": 4 << 20, "cycle_time_ms": 0.5})
+    assert path == tmp_path / "settings.json"
+    assert read_settings() == MachineSettings(4.0, 0.5)
+    save_settings({"bucket_size_bytes": 16 << 20})
+    assert read_settings() == MachineSettings(16.0, 0.5)
+    with pytest.raises(HvdkitError, match="nothing saved: larger messages did not take longer"):
+        save_settings({})
+    assert read_settings() == MachineSettings(16.0, 0.5)
