@@ -26,6 +26,9 @@ FILE = click.Path(path_type=Path)
 def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
     """Compare the result AFTER with BEFORE, the reference.
 
+    What took turns with the candidate "single", which trains without communication, is held against
+    it round by round, so that a slower machine is not taken for a regression.
+
     Exit status: 0 when nothing got worse, 1 for a regression, 3 where the results may not be
     compared or hold too few rounds.
     """
@@ -53,7 +56,7 @@ def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
             click.echo("--force compares them all the same.", err=True)
         raise SystemExit(NOT_COMPARABLE)
 
-    table = Table(title="Cost after / before (above 1: worse), with 95 % bootstrap intervals")
+    table = Table(title="Cost after / before (above 1: worse), with 80 % bootstrap intervals")
     for heading in ("metric", "of", "before", "after", "ratio", "verdict"):
         table.add_column(heading)
     # What is the same in all rows is not worth a column.
