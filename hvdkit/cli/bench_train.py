@@ -178,6 +178,7 @@ def train(
 
 
 def _print_runs(console: Console, summary: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     runs = summary["runs"]
@@ -187,19 +188,20 @@ def _print_runs(console: Console, summary: dict[str, Any]) -> None:
         batch = f"a batch of {first['batch']} a worker"
         if first["scaling"] == "strong":
             batch = f"a batch of {first['global_batch'] // first['accumulate']} in all"
-        table = Table(title=f"{model}, {first['scaling']} scaling: {batch}")
-        table.add_column("candidate")
-        headings = ["np", "samples/s", "step ms", "p95 ms", "ranks", "scaling", "comm.", "MiB"]
+        title = f"{model}, {first['scaling']} scaling: {batch} (times in ms)"
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("candidate", no_wrap=True)
+        headings = ["np", "samples/s", "step", "p95", "ranks", "scaling", "comm.", "MiB"]
         shows_input = first["input_share"] is not None
         shows_cost = first["cost_per_million_samples"] is not None
         headings += ["input"] * shows_input + ["cost/M"] * shows_cost
         for heading in headings:
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", no_wrap=True)
         for run in chosen:
             cells = [
                 run["candidate"],
                 str(run["workers"]),
-                f"{run['samples_per_s']:,.4g}",
+                _show_throughput(run["samples_per_s"]),
                 f"{1e3 * run['step_time_s']:.4g}",
                 f"{1e3 * run['step_time_p95_s']:.4g}",
                 f"{run['rank_spread']:.2f}",
@@ -257,3 +259,7 @@ def _print_conditions(console: Console, settings: Any, result: dict[str, Any]) -
 
 def _show_share(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
+
+
+def _show_throughput(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
