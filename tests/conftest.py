@@ -1,9 +1,10 @@
-"""Tests that start workers need an installed Horovod; without one they skip, or are refused."""
+"""Tests that start workers need Horovod, others a browser; without it they skip, or are refused."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,29 @@ def _missing(framework: str) -> str | None:
     return None
 
 
+def _missing_for_browser() -> str | None:
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: apt-get install chromium chromium-driver)"
+    if importlib.util.find_spec("selenium") is None:
+        return "selenium is not installed (run: pip install selenium)"
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what Horovod is missing for, or refuse where ``HVDKIT_REQUIRE`` says distributed."""
-    required = "distributed" in os.environ.get("HVDKIT_REQUIRE", "").split(",")
+    """Skip what something is missing for, or refuse where ``HVDKIT_REQUIRE`` has its word.
+
+    The words: distributed, for Horovod; browser, for tests with the fixture of that name.
+    """
+    words = os.environ.get("HVDKIT_REQUIRE", "").split(",")
+    required = "distributed" in words
     for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            missing = _missing_for_browser()
+            if missing and "browser" in words:
+                raise pytest.UsageError(f"HVDKIT_REQUIRE demands the tests in a browser: {missing}")
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=missing))
         if not NEEDS_HOROVOD & set(item.path.relative_to(ROOT).parts):
             continue
         missing = _missing("tensorflow" if "tensorflow" in item.nodeid else "torch")

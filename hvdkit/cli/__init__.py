@@ -16,6 +16,7 @@ COMMANDS = {
     "predict": ("hvdkit.cli.predict:predict", "Say what more workers would bring."),
     "profile": ("hvdkit.cli.profile:profile", "Say where the time of a training step goes."),
     "compare": ("hvdkit.cli.compare:compare", "Say whether a result is worse than another."),
+    "report": ("hvdkit.cli.report:report", "Show results in one page, or as Markdown."),
 }
 
 

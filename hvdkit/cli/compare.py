@@ -33,6 +33,7 @@ def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
     compared or hold too few rounds.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from hvdkit.errors import HvdkitError
@@ -65,7 +66,14 @@ def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
     for one, names in zip(comparisons, labels, strict=True):
         what = ", ".join(f"{name} {names[name]}" for name in names if name not in shared)
         ratio = f"{one.ratio.estimate:.3f} [{one.ratio.low:.3f}, {one.ratio.high:.3f}]"
-        table.add_row(one.metric, what, f"{one.before:.4g}", f"{one.after:.4g}", ratio, one.verdict)
+        table.add_row(
+            escape(one.metric),
+            escape(what),
+            f"{one.before:.4g}",
+            f"{one.after:.4g}",
+            ratio,
+            one.verdict,
+        )
     console = Console(highlight=False)
     console.print(table)
     verdicts = {one.verdict for one in comparisons}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from hvdkit.results.statistics import RESAMPLES, Interval
 
 __all__ = [
+    "CONFIDENCE",
     "MIN_ROUNDS",
     "Comparison",
     "Verdict",

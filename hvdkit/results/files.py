@@ -1,11 +1,32 @@
-"""Results as files: one JSON schema for every driver, ``schema.json`` beside this file."""
+"""Results as files: one JSON schema for every driver, ``schema.json`` beside this file.
+
+Every driver writes all of its samples, as series, and a summary of its own:
+
+========= ============================================ ==========================================
+driver    series, as [round][rank][sample]             summary
+========= ============================================ ==========================================
+train     step_s, input_s: of a step                   runs, ratios, geometric_means, hosts
+allreduce allreduce_s: of an operation                 messages, fits, bucket_size_bytes
+converge  accuracy, samples_seen, time_s, as           target, runs
+          [seed][0][evaluation]
+predict   predicted_step_s, as [0][0][replicate]       points, model, measured, origins,
+                                                       assumptions
+profile   step_s and a phase each: of a step           runs
+========= ============================================ ==========================================
+
+``schema.json`` describes the summaries too, under ``$defs``. A reader demands only the series, so
+that a summary may gain fields without a new schema version; ``check_summary`` demands the fields
+that a report shows. A change of the schema by which a file that was written before is no longer
+read needs a new ``SCHEMA_VERSION``.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +37,13 @@ from hvdkit.results.fingerprint import read_fingerprint
 __all__ = [
     "SCHEMA_VERSION",
     "check_result",
+    "check_summary",
     "make_result",
     "make_series",
     "read_result",
     "require_writable",
     "write_result",
+    "write_text",
 ]
 
 SCHEMA = "hvdkit.result"
@@ -105,10 +128,51 @@ def check_result(result: Any, source: str) -> None:
             f"{source} has schema version {version}, and this hvdkit ({__version__}) reads "
             f"version {SCHEMA_VERSION}: use the hvdkit that wrote it, or measure again"
         )
-    schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
-    error = best_match(Draft202012Validator(schema).iter_errors(result))
+    error = best_match(Draft202012Validator(_read_schema()).iter_errors(result))
     if error is not None:
-        raise HvdkitError(f"{source} is not a whole result: {error.json_path}: {error.message}")
+        raise HvdkitError(
+            f"{source} is not a whole result: {error.json_path}: {_shorten(error.message)}"
+        )
+
+
+def check_summary(result: Mapping[str, Any], source: str) -> None:
+    """Raise unless the summary has what ``schema.json`` says of its driver's.
+
+    The summary of a driver that is not described there may be anything.
+
+    Args:
+        result: Read and checked.
+        source: The file, for the message.
+
+    Raises:
+        HvdkitError: Says what is wrong and where in the result.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    definitions = _read_schema()["$defs"]
+    name = f"summary_{result['driver']}"
+    if name not in definitions:
+        return
+    schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
+    error = best_match(Draft202012Validator(schema).iter_errors(result["summary"]))
+    if error is not None:
+        where = error.json_path.replace("$", "$.summary", 1)
+        raise HvdkitError(
+            f"{source} has a summary that `hvdkit report` cannot show: {where}: "
+            f"{_shorten(error.message)}; measure again with hvdkit {__version__}"
+        )
+
+
+def _read_schema() -> dict[str, Any]:
+    path = Path(__file__).with_name("schema.json")
+    schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return schema
+
+
+def _shorten(message: str) -> str:
+    """Keep a message on one line: it may hold half of a file."""
+    return message if len(message) <= 200 else f"{message[:120]} ... {message[-80:]}"
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -126,12 +190,26 @@ def read_result(path: Path) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise HvdkitError(f"{path} holds {constant} where a number belongs: measure again")
 
+    def parse(digits: str, kind: Callable[[str], Any]) -> Any:
+        # Of more digits than a float has room for, Python would make infinity or an integer that
+        # no float is equal to.
+        if not math.isfinite(float(digits)):
+            refuse(_shorten(digits))
+        return kind(digits)
+
     try:
-        result = json.loads(text, parse_constant=refuse)
+        result = json.loads(
+            text,
+            parse_constant=refuse,
+            parse_float=lambda digits: parse(digits, float),
+            parse_int=lambda digits: parse(digits, int),
+        )
     except json.JSONDecodeError as error:
         raise HvdkitError(
             f"{path} is no JSON (line {error.lineno}: {error.msg}); was its writing cut short?"
         ) from None
+    except RecursionError:
+        raise HvdkitError(f"{path} is no result of hvdkit: it is nested too deeply") from None
     check_result(result, str(path))
     assert isinstance(result, dict)
     return result
@@ -165,7 +243,16 @@ def write_result(path: Path, result: Mapping[str, Any], *, force: bool = False) 
     """
     require_writable(path, force=force)
     check_result(result, "what was measured")
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    write_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n", force=force)
+
+
+def write_text(path: Path, text: str, *, force: bool = False) -> None:
+    """Write a text in UTF-8, whole or not at all.
+
+    Raises:
+        HvdkitError: As ``require_writable``, or the disk is full.
+    """
+    require_writable(path, force=force)
     part = _name_part(path)
     try:
         part.write_text(text, encoding="utf-8")
