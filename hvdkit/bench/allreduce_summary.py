@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from hvdkit import settings
@@ -67,13 +67,14 @@ def summarize(
             summary["bucket_size_bytes"] = recommend_bucket_bytes(
                 fit["latency_s"], fit["bandwidth_bytes_per_s"]
             )
-    totals_s = {
-        name: sum(row["time_s"] for row in rows if row["candidate"] == name)
+    # The geometric mean: in a sum, only the largest message would count.
+    means_s = {
+        name: geometric_mean(row["time_s"] for row in rows if row["candidate"] == name)
         for name in dict.fromkeys(row["candidate"] for row in rows)
         if name.startswith("hvdkit, cycle")
     }
-    if totals_s:
-        summary["cycle_time_ms"] = float(min(totals_s, key=totals_s.__getitem__).split()[2])
+    if means_s:
+        summary["cycle_time_ms"] = float(min(means_s, key=means_s.__getitem__).split()[2])
     return summary
 
 
@@ -132,6 +133,10 @@ def save_settings(summary: Mapping[str, Any]) -> Path:
             "nothing saved: larger messages did not take longer, so no bucket size follows; "
             "measure more --sizes, or when the machine is idle"
         )
-    cycle_time_ms = summary.get("cycle_time_ms", settings.read_settings().cycle_time_ms)
+    try:
+        saved = settings.read_settings()
+    except HvdkitError:
+        saved = settings.Settings()  # damaged: it is written anew
+    cycle_time_ms = summary.get("cycle_time_ms", saved.cycle_time_ms)
     size_mb = summary["bucket_size_bytes"] / (1 << 20)
     return settings.write_settings(settings.Settings(size_mb, cycle_time_ms))

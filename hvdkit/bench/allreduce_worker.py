@@ -85,7 +85,9 @@ def _prepare_copy(seat: Seat) -> tuple[Sum, Callable[[], None]]:
     target: list[Any] = []
 
     def start(tensors: list[Any]) -> Callable[[], Any]:
-        if [one.numel() for one in target] != [one.numel() for one in tensors]:
+        if [(one.dtype, one.shape) for one in target] != [
+            (one.dtype, one.shape) for one in tensors
+        ]:
             target[:] = [torch.empty_like(tensor) for tensor in tensors]
 
         return lambda: [into.copy_(tensor) for into, tensor in zip(target, tensors, strict=True)]

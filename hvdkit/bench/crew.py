@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +59,7 @@ class Crew:
         self.key = secrets.token_bytes(32)
         self._controller = controller
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._own_keeper: subprocess.Popen[bytes] | None = None
         self._keepers: list[Connection] = []
         self._addresses: list[str] = []
         self._teams: dict[int, str] = {}
@@ -83,12 +85,8 @@ class Crew:
             self._listener.close()
         for rendezvous in self._rendezvous:
             rendezvous.close()
-        if self._launcher is not None:
-            try:
-                self._launcher.wait(SHUTDOWN_S)
-            except subprocess.TimeoutExpired:
-                self._launcher.terminate()
-                self._launcher.wait()
+        for process in filter(None, (self._launcher, self._own_keeper)):
+            _end(process)
         self._log.close()
 
     def listen(self, address: str) -> int:
@@ -124,40 +122,67 @@ class Crew:
         )
         self.assemble(address)
 
+    def start_own_keeper(self, address: str, port: int) -> None:
+        """Start the keeper of this rank's slot in a job, whose other ranks are keepers."""
+        self._own_keeper = subprocess.Popen(
+            [sys.executable, "-m", "hvdkit.bench.keeper", "--driver", f"{address}:{port}"],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, KEY_VARIABLE: self.key.hex()},
+        )
+
     def assemble(self, address: str) -> None:
         """Wait until every keeper has connected.
 
         Args:
             address: Of this host, as the keepers see it.
+
+        Raises:
+            HvdkitError: They were not there in two minutes, or what starts them ended.
         """
+        found: dict[int, tuple[Connection, str, str]] = {}
+        try:
+            self._accept(found)
+        except BaseException:
+            # They would wait for this driver, and ``__exit__`` for them.
+            for connection, _, _ in found.values():
+                connection.close()
+            raise
+        for rank in range(self.size):
+            connection, host, peer = found[rank]
+            self._keepers.append(connection)
+            self.hosts.append(host)
+            # Other hosts cannot use the address by which a keeper of this host came.
+            self._addresses.append(address if peer.startswith("127.") else peer)
+        self._own_address = address
+
+    def _accept(self, found: dict[int, tuple[Connection, str, str]]) -> None:
+        """Fill in each rank's connection, the name of its host, and the address it came from."""
         assert self._listener is not None
         end_s = time.monotonic() + ASSEMBLE_S
-        found: dict[int, tuple[Connection, str, str]] = {}
         while len(found) < self.size:
             try:
                 connection = cast(Connection, self._listener.accept())
             except TimeoutError:
                 if self._launcher is not None and self._launcher.poll() is not None:
                     raise self._explain("ended before all workers' keepers were there") from None
+                if self._own_keeper is not None and self._own_keeper.poll() is not None:
+                    raise self._explain("lost the keeper of rank 0") from None
                 if time.monotonic() > end_s:
                     raise self._explain(
                         f"{len(found)} of {self.size} workers' keepers were there after "
                         f"{ASSEMBLE_S} s"
                     ) from None
                 continue
-            except (OSError, EOFError):
+            except (OSError, EOFError, AuthenticationError):
                 continue  # not a keeper: it had no key
             peer = cast(Any, self._listener).last_accepted[0]
-            hello = receive(connection)
+            try:
+                hello = receive(connection)
+            except EOFError:
+                continue  # it died; who started it says so
             if hello["rank"] in found:
                 raise HvdkitError(f"two keepers say that they have rank {hello['rank']}")
             found[hello["rank"]] = (connection, hello["host"], peer)
-        for rank in range(self.size):
-            connection, host, peer = found[rank]
-            self._keepers.append(connection)
-            self.hosts.append(host)
-            self._addresses.append(peer)
-        self._own_address = address
 
     def start(
         self,
@@ -201,7 +226,7 @@ class Crew:
         """Send a message to one keeper."""
         try:
             send(self._keepers[keeper], message)
-        except OSError:
+        except (OSError, EOFError):
             raise self._explain(f"lost the keeper of rank {keeper}") from None
 
     def receive(self, team: int, keepers: list[int], deadline_s: float) -> tuple[int, Any]:
@@ -273,18 +298,31 @@ def _extend_path() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that is about to end; insist where it does not."""
+    for insist in (process.terminate, process.kill):
+        try:
+            process.wait(SHUTDOWN_S)
+            return
+        except subprocess.TimeoutExpired:
+            insist()
+    process.wait()
+
+
 def _find_own_address(hosts: str) -> str:
     """Return the address of this host on the way to the first of the others."""
-    names = [entry.partition(":")[0] for entry in hosts.split(",")]
-    others = [name for name in names if name not in ("localhost", socket.gethostname())]
-    if not others:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((others[0], 9))  # sends nothing
-        except OSError as error:
-            raise HvdkitError(
-                f"cannot reach {others[0]}: {error.strerror}; name hosts as this host resolves them"
-            ) from None
-        address: str = probe.getsockname()[0]
-        return address
+    names = [entry.strip().partition(":")[0] for entry in hosts.split(",")]
+    for name in names:
+        if name in ("localhost", socket.gethostname()):
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((name, 9))  # sends nothing
+            except OSError as error:
+                raise HvdkitError(
+                    f"cannot reach {name}: {error.strerror}; name hosts as this host resolves them"
+                ) from None
+            address: str = probe.getsockname()[0]
+        if not address.startswith("127."):  # else another name of this host
+            return address
+    return "127.0.0.1"

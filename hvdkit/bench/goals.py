@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdkit.errors import HvdkitError
 
-__all__ = ["METRICS", "Goal", "find_missed", "parse_goal"]
+__all__ = ["METRICS", "Goal", "find_missed", "find_unmeasured", "parse_goal"]
 
 METRICS = (
     "samples_per_s",
@@ -69,6 +69,39 @@ def parse_goal(text: str) -> Goal:
             f"{goal.metric} is no metric; known are {', '.join(METRICS)} and ratio_to_CANDIDATE"
         )
     return goal
+
+
+def find_unmeasured(
+    goals: Sequence[Goal],
+    workers: Sequence[int],
+    peers: Sequence[str],
+    *,
+    has_input: bool,
+    has_price: bool,
+) -> str | None:
+    """Return why a goal cannot be decided on with what shall be measured; None if all can.
+
+    Args:
+        goals: Set before a measurement.
+        workers: Numbers of workers.
+        peers: Candidates beside hvdkit.
+        has_input: Whether batches come from an input.
+        has_price: Whether a worker's price is known.
+    """
+    needs = {
+        "scaling_efficiency": ("two numbers of workers in --np", len(workers) > 1),
+        "communication_share": ("more than one worker in --np", max(workers) > 1),
+        "input_share": ("--input", has_input),
+        "cost_per_million_samples": ("--price-per-worker-hour", has_price),
+        **{f"ratio_to_{peer}": ("", True) for peer in peers},
+    }
+    for goal in goals:
+        peer = RATIO.fullmatch(goal.metric)
+        missing = f"{peer[1]} in --against" if peer else ""
+        need, is_met = needs.get(goal.metric, (missing, peer is None))
+        if not is_met:
+            return f"the goal {goal} needs {need}"
+    return None
 
 
 def find_missed(goals: Sequence[Goal], summary: Mapping[str, Any]) -> list[str]:

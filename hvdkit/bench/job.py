@@ -6,13 +6,13 @@ and Open MPI through a file in the cache folder of the home, which clusters shar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from hvdkit.bench.crew import ASSEMBLE_S, Crew
-from hvdkit.bench.keeper import KEY_VARIABLE, keep
+from hvdkit.bench.keeper import keep
 from hvdkit.env import launcher, place
 from hvdkit.errors import HvdkitError
 
@@ -69,21 +69,24 @@ def open_board(environ: Mapping[str, str] | None = None) -> Board | None:
 
 
 def run_as_driver(board: Board) -> Crew:
-    """Return the crew of this job, on its rank 0, whose slot has a keeper as well."""
+    """Return the crew of this job, on its rank 0, whose slot has a keeper as well.
+
+    Raises:
+        HvdkitError: The other ranks did not come within two minutes.
+    """
     here = place()
     crew = Crew(here.size)
     alone = here.local_size == here.size
     address = "127.0.0.1" if alone else socket.gethostname()
-    port = crew.listen("127.0.0.1" if alone else "")
-    subprocess.Popen(
-        [sys.executable, "-m", "hvdkit.bench.keeper", "--driver", f"127.0.0.1:{port}"],
-        env={**os.environ, KEY_VARIABLE: crew.key.hex()},
-    )
-    board.write(json.dumps({"address": address, "port": port, "key": crew.key.hex()}))
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(crew)
+        port = crew.listen("127.0.0.1" if alone else "")
+        crew.start_own_keeper("127.0.0.1", port)
+        stack.callback(board.clear)
+        board.write(json.dumps({"address": address, "port": port, "key": crew.key.hex()}))
         crew.assemble(address)
-    finally:
         board.clear()
+        stack.pop_all()  # the caller has it now
     return crew
 
 
@@ -100,13 +103,13 @@ def join(board: Board) -> None:
         time.sleep(POLL_S)
     found: dict[str, Any] = json.loads(text)
     try:
-        key = bytes.fromhex(found["key"])
-        with Client((found["address"], found["port"]), authkey=key) as driver:
-            keep(driver, place().rank)
-    except OSError as error:
+        driver = Client((found["address"], found["port"]), authkey=bytes.fromhex(found["key"]))
+    except (OSError, EOFError, AuthenticationError) as error:
         raise HvdkitError(
             f"cannot reach rank 0 at {found['address']}:{found['port']}: {error}"
         ) from None
+    with driver:
+        keep(driver, place().rank)
 
 
 class _ServerBoard:
@@ -141,7 +144,7 @@ class _FileBoard:
 
     def write(self, text: str) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._path.with_suffix(".part")
+        part = self._path.with_name(f"{self._path.name}.part")
         part.touch(mode=0o600)
         part.write_text(text, encoding="ascii")
         part.replace(self._path)

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from multiprocessing import Pipe
+from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -35,8 +35,14 @@ KEY_VARIABLE = "HVDKIT_BENCH_KEY"
 
 
 def send(connection: Connection, message: Any) -> None:
-    """Send what JSON can say: nothing that is received is run as code."""
-    connection.send_bytes(json.dumps(message).encode())
+    """Send what JSON can say: nothing that is received is run as code.
+
+    Raises EOFError when the other side is gone.
+    """
+    try:
+        connection.send_bytes(json.dumps(message).encode())
+    except ConnectionError:
+        raise EOFError from None
 
 
 def receive(connection: Connection) -> Any:
@@ -92,8 +98,8 @@ def keep(driver: Connection, rank: int) -> None:
     """
     workers: dict[int, _Worker] = {}
     folder = Path(tempfile.mkdtemp(prefix="hvdkit-bench-"))
-    send(driver, {"rank": rank, "host": socket.gethostname()})
     try:
+        send(driver, {"rank": rank, "host": socket.gethostname()})
         while True:
             channels = {worker.channel: team for team, worker in workers.items()}
             for ready in cast("list[Connection]", wait([driver, *channels])):
@@ -123,7 +129,7 @@ def _obey(
         return  # it died, and the driver has been told
     elif message["do"] == "ask":
         worker.signal(signal.SIGCONT)
-        with contextlib.suppress(OSError):  # a dead worker is told of by its channel
+        with contextlib.suppress(EOFError):  # a dead worker is told of by its channel
             send(worker.channel, message["request"])
     elif message["do"] == "pause":
         worker.signal(signal.SIGSTOP)
@@ -155,12 +161,14 @@ def main() -> None:
     """Connect to the driver that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--driver", required=True, help="ADDRESS:PORT")
+    # horovodrun's way to end it: its workers and its folder must go first.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     address, _, port = parser.parse_args().driver.rpartition(":")
     key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))
     try:
         with Client((address, int(port)), authkey=key) as driver:
             keep(driver, place().rank)
-    except (OSError, HvdkitError) as error:
+    except (OSError, EOFError, AuthenticationError, HvdkitError) as error:
         raise SystemExit(f"cannot serve the benchmark's driver at {address}: {error}") from None
 
 

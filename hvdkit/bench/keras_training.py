@@ -60,7 +60,11 @@ def _prepare_fit(recipe: Recipe, batches: Any) -> Training:
 
     from hvdkit.bench.models.keras_models import build
 
-    optimizer = keras.optimizers.SGD(LEARNING_RATE)
+    # A limit for hvdkit updates as seldom as hvdkit does.
+    alone = recipe.candidate == "single" and recipe.accumulate > 1
+    optimizer = keras.optimizers.SGD(
+        LEARNING_RATE, gradient_accumulation_steps=recipe.accumulate if alone else None
+    )
     close: Any = lambda: None  # noqa: E731
     if recipe.candidate == "hvdkit":
         hvd = importlib.import_module(ADAPTER)

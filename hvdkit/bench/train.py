@@ -5,6 +5,7 @@ A step lasts as long as its slowest rank; samples/s are those of all ranks over 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -80,6 +81,10 @@ class Settings:
             raise HvdkitError("numbers of workers must be distinct, and at least 1")
         if self.batch is not None and self.batch < 1:
             raise HvdkitError(f"a batch must be at least 1; got {self.batch}")
+        for name in ("bucket_size_mb", "price_per_worker_hour"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise HvdkitError(f"{name} must be a number above 0; got {value}")
         for model in self.models:
             for workers in self.workers:
                 self.make_recipes(model, workers)
@@ -149,7 +154,7 @@ def _measure_model(
             title = f"{model}, {recipe.candidate}, {workers} worker(s)"
             report(f"{title}: start", 0)
             if teams:
-                _require_memory([team for team, _ in teams], title, workers)
+                _require_memory([team for team, _ in teams], title, crew.hosts[:workers])
             team = crew.start(
                 title,
                 "hvdkit.bench.training_worker",
@@ -201,17 +206,22 @@ def _make_labels(recipe: Recipe, workers: int, settings: Settings) -> dict[str, 
     }
 
 
-def _require_memory(teams: list[Team], title: str, workers: int) -> None:
+def _require_memory(teams: list[Team], title: str, hosts: list[str]) -> None:
     """Refuse to start a team for which there is no room beside those that are there.
 
     A worker takes about as much as the largest one so far.
+
+    Args:
+        teams: That are there.
+        title: Of the new one.
+        hosts: Of each of its workers.
     """
     hellos = [hello for team in teams for hello in team.hello]
-    needed = workers * max(hello["peak_rss_bytes"] for hello in hellos)
+    needed = max(Counter(hosts).values()) * max(hello["peak_rss_bytes"] for hello in hellos)
     available = min(hello["available_bytes"] for hello in teams[-1].hello)
     if needed > available:
         raise HvdkitError(
-            f"no memory for {title}: about {needed / 2**30:.1f} GiB are needed and "
+            f"no memory for {title}: about {needed / 2**30:.1f} GiB a host are needed and "
             f"{available / 2**30:.1f} GiB are free, while {sum(team.size for team in teams)} "
             "workers of other candidates wait; measure fewer candidates or numbers of workers in "
             "one call, or choose a smaller batch"

@@ -93,6 +93,7 @@ def allreduce(
 
     from hvdkit.bench.allreduce import Settings, measure
     from hvdkit.bench.allreduce_summary import save_settings
+    from hvdkit.env import launcher
     from hvdkit.errors import HvdkitError
     from hvdkit.install.installed import find_horovod
     from hvdkit.results.files import write_result
@@ -118,6 +119,11 @@ def allreduce(
     controllers = horovod.record.get("controllers")
     if "mpi" in candidates and isinstance(controllers, list) and "mpi" not in controllers:
         raise HvdkitError("This Horovod was built without MPI; run: hvdkit install --with-mpi")
+    if "mpi" in candidates and (hosts or horovodrun_options or launcher() is not None):
+        raise HvdkitError(
+            "mpi is measured on this host, outside of a job, and without options for horovodrun; "
+            "leave it out of --candidates"
+        )
     console = Console(highlight=False)
     with assemble_crew(workers, hosts, horovodrun_options, output, force) as crew:
         if crew is None:

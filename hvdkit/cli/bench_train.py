@@ -131,7 +131,7 @@ def train(
     """
     from rich.console import Console
 
-    from hvdkit.bench.goals import find_missed, parse_goal
+    from hvdkit.bench.goals import find_missed, find_unmeasured, parse_goal
     from hvdkit.bench.train import Settings, measure
     from hvdkit.errors import HvdkitError
     from hvdkit.results.files import write_result
@@ -154,8 +154,15 @@ def train(
         input=None if images == "synthetic" else images,
         price_per_worker_hour=price_per_worker_hour,
     )
-    if price_per_worker_hour is None and any("cost" in goal.metric for goal in goals):
-        raise HvdkitError("a goal for the cost needs --price-per-worker-hour")
+    problem = find_unmeasured(
+        goals,
+        workers,
+        (*against, "single"),
+        has_input=settings.input is not None,
+        has_price=price_per_worker_hour is not None,
+    )
+    if problem:
+        raise HvdkitError(problem)
     with assemble_crew(max(workers), hosts, horovodrun_options, output, force) as crew:
         if crew is None:
             return

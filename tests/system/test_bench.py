@@ -348,6 +348,7 @@ def test_a_benchmark_that_is_told_to_end_leaves_no_worker(tmp_path):
         (["--repeats", "0"], "repeats must be at least 1"),
         (["--expect", "speed>3"], "speed is no metric"),
         (["--expect", "cost_per_million_samples<3"], "needs --price-per-worker-hour"),
+        (["--expect", "ratio_to_ddp<=1"], "the goal ratio_to_ddp<=1 needs ddp in --against"),
         (["--output", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json: No such file"),
         (["--output", __file__], "is there already: name another file, or pass --force"),
         (["--output", "/proc/all.json"], "cannot write /proc/all.json"),

@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hvdkit.bench.allreduce import Settings
+from hvdkit.bench.allreduce import UNSAVED, Settings
 from hvdkit.bench.allreduce_summary import (
     fit_cost,
     recommend_bucket_bytes,
@@ -106,7 +106,8 @@ def test_the_driver_loads_no_framework():
 
 def test_the_best_cycle_time_is_the_one_that_took_least():
     samples = {("hvdkit", "float32", size): [[[1e-3]]] for size in (1024, 2048)}
-    for cycle, times in ((0.5, (3e-3, 1e-3)), (1.0, (1e-3, 2e-3)), (2.0, (4e-3, 4e-3))):
+    # By the sum it would be 0.5 ms: only the larger message counts there.
+    for cycle, times in ((0.5, (2e-3, 99e-3)), (1.0, (1e-3, 102e-3)), (2.0, (4e-3, 104e-3))):
         for size, time_s in zip((1024, 2048), times, strict=True):
             samples[f"hvdkit, cycle {cycle:g} ms", "float32", size] = [[[time_s]]]
     assert summarize(samples, 2)["cycle_time_ms"] == 1.0
@@ -123,3 +124,10 @@ def test_what_was_recommended_is_saved_and_the_rest_kept(tmp_path, monkeypatch):
     with pytest.raises(HvdkitError, match="nothing saved: larger messages did not take longer"):
         save_settings({})
     assert read_settings() == MachineSettings(16.0, 0.5)
+    path.write_text("{")
+    save_settings({"bucket_size_bytes": 2 << 20})
+    assert read_settings() == MachineSettings(2.0, None)
+
+
+def test_what_was_saved_before_has_no_say_in_the_measurement():
+    assert read_settings(UNSAVED) == MachineSettings()
