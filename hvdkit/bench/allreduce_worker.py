@@ -15,7 +15,8 @@ from hvdkit.bench.worker import Seat, read_arguments, serve
 
 __all__: list[str] = []
 
-Sum = Callable[[list[Any]], Callable[[], Any]]
+# Starts to sum tensors; what it returns waits for the sums, and returns them.
+Sum = Callable[[list[Any]], Callable[[], list[Any]]]
 
 
 def main() -> None:
@@ -37,9 +38,10 @@ def main() -> None:
             for tensor in tensors:
                 torch.mul(pattern, seat.rank + 1, out=tensor)
             start_s = time.perf_counter()
-            start(tensors)()
+            finish = start(tensors)
+            results = finish()
             durations_s.append(time.perf_counter() - start_s)
-            wrong += any(not torch.equal(tensor, expected) for tensor in tensors)
+            wrong += any(not torch.equal(result, expected) for result in results)
         # The first absorbs what a resumed process finds cold.
         return {"durations_s": durations_s[1:], "wrong": wrong}
 
@@ -57,7 +59,12 @@ def _prepare_horovod(seat: Seat) -> tuple[Sum, Callable[[], None]]:
         else:
             name = f"sum {len(tensors)} of {tensors[0].numel()}"
             handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum, name=name)
-        return lambda: hvd.synchronize(handle)
+
+        def finish() -> list[Any]:
+            hvd.synchronize(handle)
+            return tensors
+
+        return finish
 
     return start, hvd.shutdown
 
@@ -75,7 +82,13 @@ def _prepare_torch(seat: Seat) -> tuple[Sum, Callable[[], None]]:
 
     def start(tensors: list[Any]) -> Callable[[], Any]:
         works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
-        return lambda: [work.wait() for work in works]
+
+        def finish() -> list[Any]:
+            for work in works:
+                work.wait()
+            return tensors
+
+        return finish
 
     return start, distributed.destroy_process_group
 

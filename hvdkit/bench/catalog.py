@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.bench.models import MODELS
+from hvdkit.bench.settings import require_known
 from hvdkit.bench.worker import Seat
 from hvdkit.errors import HvdkitError
 
@@ -48,7 +49,9 @@ ENVIRONMENT = {
         "HOROVOD_FIXED_CYCLES": "1",
         "HOROVOD_SOCKETS_ONLY": "1",
         "HOROVOD_SPIN_WAIT": "1",
-    }
+    },
+    # It would take a suspended worker for one that hangs.
+    "ddp": {"TORCH_NCCL_ENABLE_MONITORING": "0"},
 }
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -86,6 +89,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse what a candidate cannot do, before anything is started."""
+        require_known("dtype", (self.dtype,), DTYPES)
+        require_known("compression", (self.compression,), COMPRESSIONS)
         problem = _find_problem(self)
         if problem:
             raise HvdkitError(problem)

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from hvdkit.bench.crew import Crew
-from hvdkit.bench.settings import require_known, require_positive
+from hvdkit.bench.settings import require_known, require_positive, require_workers
 from hvdkit.bench.tasks import TASKS
 from hvdkit.bench.team import Team
 from hvdkit.errors import HvdkitError
@@ -77,8 +77,7 @@ class Settings:
         require_known("tasks", self.tasks, TASKS)
         require_known("rules", self.rules, RULES)
         require_positive(self, "seeds", "threads")
-        if not self.workers or min(self.workers) < 1 or len(set(self.workers)) < len(self.workers):
-            raise HvdkitError("numbers of workers must be distinct, and at least 1")
+        require_workers(self.workers)
         if self.target is not None and not 0 < self.target <= 1:
             raise HvdkitError(f"an accuracy is above 0 and at most 1; got {self.target}")
         if self.learning_rate is not None and self.learning_rate <= 0:

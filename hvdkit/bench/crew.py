@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,10 +32,11 @@ from hvdkit.errors import HvdkitError
 __all__ = ["ASSEMBLE_S", "TIMEOUT_S", "Crew"]
 
 # Teams are suspended while another one runs; no collective may take that for a dead peer.
-TIMEOUT_S = 3600
+TIMEOUT_S = 86_400
 ASSEMBLE_S = 120
 POLL_S = 0.2
 SHUTDOWN_S = 30
+HELLO_S = 10
 LAST_WORDS_S = 5
 
 
@@ -93,7 +95,10 @@ class Crew:
         """Open the port that keepers connect to, and return it."""
         # accept() has no timeout of its own; a keeper that dies early must not hang the driver.
         self._listener = Listener((address, 0), backlog=self.size, authkey=self.key)
-        cast(Any, self._listener)._listener._socket.settimeout(POLL_S)
+        listening = cast(Any, self._listener)._listener._socket
+        listening.settimeout(POLL_S)
+        # Connections inherit this: a stranger that says nothing must not hold up the keepers.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", HELLO_S, 0))
         port: int = self._listener.address[1]
         return port
 
@@ -178,7 +183,7 @@ class Crew:
             peer = cast(Any, self._listener).last_accepted[0]
             try:
                 hello = receive(connection)
-            except EOFError:
+            except (OSError, EOFError):
                 continue  # it died; who started it says so
             if hello["rank"] in found:
                 raise HvdkitError(f"two keepers say that they have rank {hello['rank']}")
@@ -213,6 +218,8 @@ class Crew:
             "MKL_NUM_THREADS": str(threads),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(TIMEOUT_S),
+            # No file: what was saved before must not decide on what is measured.
+            "HVDKIT_SETTINGS": f"{os.devnull}/none",
             **(environment or {}),
         }
         places = self._describe_places(size)

@@ -119,20 +119,26 @@ class _ServerBoard:
         self._url = f"{server}/hvdkit-bench/driver"
 
     def write(self, text: str) -> None:
-        urlopen(Request(self._url, data=text.encode(), method="PUT"), timeout=ASSEMBLE_S)
+        self._ask(data=text.encode(), method="PUT")
 
     def read(self) -> str | None:
         try:
-            with urlopen(self._url, timeout=ASSEMBLE_S) as answer:
+            return self._ask()
+        except HTTPError:
+            return None
+
+    def clear(self) -> None:
+        self._ask(method="DELETE")
+
+    def _ask(self, **options: Any) -> str:
+        try:
+            with urlopen(Request(self._url, **options), timeout=ASSEMBLE_S) as answer:
                 text: str = answer.read().decode()
                 return text
         except HTTPError:
-            return None
+            raise
         except URLError as error:
             raise HvdkitError(f"horovodrun's rendezvous server is gone: {error.reason}") from None
-
-    def clear(self) -> None:
-        urlopen(Request(self._url, method="DELETE"), timeout=ASSEMBLE_S)
 
 
 class _FileBoard:

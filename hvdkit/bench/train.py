@@ -13,7 +13,7 @@ from typing import Any
 from hvdkit.bench.catalog import CANDIDATES, ENVIRONMENT, FRAMEWORKS, Recipe
 from hvdkit.bench.crew import Crew
 from hvdkit.bench.models import MODELS
-from hvdkit.bench.settings import require_known, require_positive
+from hvdkit.bench.settings import require_known, require_positive, require_workers
 from hvdkit.bench.team import Team
 from hvdkit.bench.timing import rotate
 from hvdkit.bench.train_summary import Measured, summarize
@@ -77,8 +77,7 @@ class Settings:
             peers = [one for one in CANDIDATES[self.framework] if one != OWN]
             require_known(f"--against for {self.framework}", self.against, peers)
         require_positive(self, "repeats", "steps", "warmup_steps", "threads", "accumulate")
-        if not self.workers or min(self.workers) < 1 or len(set(self.workers)) < len(self.workers):
-            raise HvdkitError("numbers of workers must be distinct, and at least 1")
+        require_workers(self.workers)
         if self.batch is not None and self.batch < 1:
             raise HvdkitError(f"a batch must be at least 1; got {self.batch}")
         for name in ("bucket_size_mb", "price_per_worker_hour"):

@@ -50,10 +50,13 @@ def read_arguments(description: str | None) -> tuple[Connection, Seat, dict[str,
     parser.add_argument("--addresses", required=True)
     parser.add_argument("--task", type=json.loads, required=True, help="JSON")
     arguments = parser.parse_args()
+    channel = Connection(arguments.channel)
+    if channel.poll():
+        raise SystemExit("the keeper went away")  # before it could have been told to take us along
     here = place()
     addresses = tuple(arguments.addresses.split(","))
     seat = Seat(here.rank, here.size, here.local_rank, addresses)
-    return Connection(arguments.channel), seat, arguments.task
+    return channel, seat, arguments.task
 
 
 def serve(channel: Connection, hello: Mapping[str, Any], answer: Callable[[Any], Any]) -> None:

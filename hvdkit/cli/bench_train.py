@@ -247,6 +247,15 @@ def _print_conditions(console: Console, settings: Any, result: dict[str, Any]) -
         f"run, {settings.repeats} turns of {settings.steps} steps, in turn; hosts: "
         f"{', '.join(result['summary']['hosts'])}"
     )
+    others = {
+        "accumulate": settings.accumulate if settings.accumulate > 1 else None,
+        "compression": settings.compression if settings.compression != "none" else None,
+        "bucket size": f"{settings.bucket_size_mb:g} MiB" if settings.bucket_size_mb else None,
+        "input": settings.input,
+    }
+    if any(others.values()):
+        said = (f"{name} {value}" for name, value in others.items() if value)
+        console.print(", ".join(said), markup=False)
     loops = [name for name in settings.against if name != "single"]
     if settings.framework.startswith("keras") and loops:
         console.print(f"{', '.join(loops)}: a loop of its own on the same model, not fit")

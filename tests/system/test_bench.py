@@ -270,6 +270,7 @@ def test_all_reduces_are_measured_and_right(tmp_path):
 
 def test_what_suits_the_machine_is_saved_for_the_adapters(tmp_path):
     saved = tmp_path / "settings.json"
+    saved.write_text("{")  # what was there before has no say, and is written anew
     options = ["--sizes", "4K,8M", "--rounds", "2", "--candidates", "hvdkit"]
     options += ["--cycle-times", "1,2", "--write-config"]
     done = run_hvdkit("allreduce", *options, HVDKIT_SETTINGS=str(saved))

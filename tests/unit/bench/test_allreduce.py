@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hvdkit.bench.allreduce import UNSAVED, Settings
+from hvdkit.bench.allreduce import Settings
 from hvdkit.bench.allreduce_summary import (
     fit_cost,
     recommend_bucket_bytes,
@@ -127,7 +127,3 @@ def test_what_was_recommended_is_saved_and_the_rest_kept(tmp_path, monkeypatch):
     path.write_text("{")
     save_settings({"bucket_size_bytes": 2 << 20})
     assert read_settings() == MachineSettings(2.0, None)
-
-
-def test_what_was_saved_before_has_no_say_in_the_measurement():
-    assert read_settings(UNSAVED) == MachineSettings()

@@ -54,6 +54,16 @@ def test_who_has_no_key_is_no_keeper(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_who_says_nothing_does_not_hold_up_the_keepers(tmp_path, monkeypatch):
+    monkeypatch.setattr(crews, "HELLO_S", 1)
+    with Crew(1) as crew:
+        port = crew.listen("127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)):
+            start_keeper(crew, port, tmp_path)
+            crew.assemble("127.0.0.1")
+        assert crew.hosts == [socket.gethostname()]
+
+
 def test_a_keeper_that_is_told_to_end_takes_its_folder_along(tmp_path):
     with Crew(1) as crew:
         keeper = start_keeper(crew, crew.listen("127.0.0.1"), tmp_path)
