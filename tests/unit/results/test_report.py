@@ -153,7 +153,7 @@ def test_ids_of_a_page_are_unique_and_references_lead_somewhere():
 
 
 NASTY = (
-    "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&$\\frac{_|*`\x00\ud800"
+    "$\\frac{$<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&_|*`\x00\ud800"
 )
 
 
