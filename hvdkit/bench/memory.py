@@ -177,6 +177,9 @@ def measure(settings: Settings) -> Replica:
         )
         if done.returncode != 0 or not answer.exists():
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            _, own, message = lines[-1].partition(f"{HvdkitError.__module__}.HvdkitError: ")
+            if own:
+                raise HvdkitError(message)
             killed = " (it was killed: out of memory?)" if done.returncode == -9 else ""
             raise HvdkitError(f"a step of {settings.model} failed{killed}: {lines[-1]}")
         return make_replica(json.loads(answer.read_text(encoding="utf-8")))

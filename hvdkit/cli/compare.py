@@ -77,6 +77,8 @@ def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     verdicts = {one.verdict for one in comparisons}
+    if "pace" in verdicts:
+        console.print("pace: of the machine, by single; ratios of the others are relative to it")
     if "regression" in verdicts:
         console.print("regression")
         raise SystemExit(REGRESSION)

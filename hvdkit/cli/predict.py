@@ -281,7 +281,13 @@ def _explain(result: dict[str, Any], uncertainty: float) -> list[str]:
     numbers = [row["workers"] for row in summary["points"] if row["basis"] == "extrapolated"]
     if numbers and summary["measured"]:
         lines.append(f"Extrapolated: {', '.join(map(str, numbers))} worker(s)")
-    if summary["model"]["between"] is None:
+    if summary["model"]["within"] is None and summary["model"]["between"] is None:
+        lines.append(
+            "One worker only: nothing says what an all-reduce costs; add a result of `hvdkit bench "
+            "allreduce`, or give --intra-latency-us and --intra-bandwidth-gbytes-s, or "
+            "--latency-us and --bandwidth-gbit-s."
+        )
+    elif summary["model"]["between"] is None:
         lines.append(
             "One host only: nothing says what the network between hosts costs; give --latency-us "
             "and --bandwidth-gbit-s."

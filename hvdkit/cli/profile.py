@@ -70,7 +70,7 @@ def profile(
     output: Path | None,
     force: bool,
 ) -> None:
-    r"""Say where the time of a training step goes, from a Horovod timeline.
+    """Say where the time of a training step goes, from a Horovod timeline.
 
     \b
     hvdkit profile timeline.json                 a file that HOROVOD_TIMELINE named
@@ -80,7 +80,7 @@ def profile(
     For a script with hvdkit.torch that it runs, it also says how much communication was hidden
     behind the backward pass and which rank the others waited for. The size of a file does not
     matter: little memory is needed.
-    """
+    """  # noqa: D301 -- click wants the control character itself
     from rich.console import Console
 
     from hvdkit.cli.profile_tables import show_profiles

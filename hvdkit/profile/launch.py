@@ -79,5 +79,5 @@ def warn_of_spinning(workers: int) -> str | None:
         return None
     return (
         f"writing the timeline keeps a core of rank 0's host busy, and {workers} worker(s) leave "
-        f"none of its {cores}: steps are slower than without it, and ranks may be unequally"
+        f"none of its {cores}: steps are slower than without it, perhaps not equally on all ranks"
     )

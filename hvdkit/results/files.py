@@ -185,7 +185,8 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise HvdkitError(f"cannot read {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error  # neither a number nor the path again
+        raise HvdkitError(f"cannot read {path}: {reason}") from None
 
     def refuse(constant: str) -> None:
         raise HvdkitError(f"{path} holds {constant} where a number belongs: measure again")

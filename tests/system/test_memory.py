@@ -105,4 +105,4 @@ def test_a_model_of_ones_own(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert "Error: a step of mine:make failed: ValueError: no data today" in done.stderr
     done = run_hvdkit("memory", *names, "--loss", "mine:nothing", **where)
-    assert "cannot import mine:nothing" in done.stderr
+    assert "Error: cannot import mine:nothing" in done.stderr

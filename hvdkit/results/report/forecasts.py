@@ -131,5 +131,5 @@ def _explain(named: Named) -> list[str]:
     summary = named.summary
     rest = "; ".join(f"{what}: {origin}" for what, origin in summary.get("origins", {}).items())
     lines = [f"It rests on {rest}."] if rest else []
-    lines += [f"Assumed: {sentence}." for sentence in summary.get("assumptions", ())]
+    lines += [f"Assumed: {sentence}" for sentence in summary.get("assumptions", ())]
     return lines

@@ -84,6 +84,13 @@ def test_from_results(files):
     assert "may be wrong" not in output
 
 
+def test_steps_alone_say_what_is_missing(files):
+    output = run(files[0])
+    assert "One worker only: nothing says what an all-reduce costs" in output
+    assert "hvdkit bench allreduce" in output
+    assert "One host only" not in output
+
+
 def test_results_and_a_network(files):
     output = run(*files, *NETWORK, "--workers", "1,2,64")
     assert "transfers between hosts: given" in output

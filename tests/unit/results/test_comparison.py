@@ -77,6 +77,14 @@ def test_what_keeps_results_apart_is_named(change, line):
     assert any(line in found for found in find_mismatches(before, after))
 
 
+def test_of_two_drivers_nothing_else_is_said():
+    before = make([1.0] * 5)
+    after = copy.deepcopy(before)
+    after["driver"] = "predict"
+    after["series"][0]["metric"] = "predicted_step_s"
+    assert find_mismatches(before, after) == ["driver: train and predict"]
+
+
 def test_other_versions_of_hvdkit_are_what_people_compare():
     before = make([1.0] * 5)
     after = copy.deepcopy(before)
