@@ -42,9 +42,17 @@ def _parse_sizes(
     default="1K,16K,256K,1M,4M,16M,64M",
     show_default=True,
     callback=_parse_sizes,
+    metavar="LIST",
     help="Bytes of a message, separated by commas.",
 )
-@click.option("--dtypes", default="float32", show_default=True, callback=split_names)
+@click.option(
+    "--dtypes",
+    default="float32",
+    show_default=True,
+    callback=split_names,
+    metavar="LIST",
+    help="Some of float16, float32, float64, int32, int64, separated by commas.",
+)
 @click.option(
     "--candidates",
     default="hvdkit,horovod,torch,copy",

@@ -110,8 +110,10 @@ def converge(
     console = Console(highlight=False)
     for task in tasks:
         console.print(_tabulate(result["summary"], task))
+    if any(run["reached"] < run["seeds"] for run in result["summary"]["runs"]):
+        console.print("Where a target was not reached: more --samples, or a lower --target.")
     console.print(
-        f"{framework}, {seeds} seeds, {threads} thread(s) a worker; medians over the seeds that "
+        f"{framework}, {seeds} seed(s), {threads} thread(s) a worker; medians over the seeds that "
         "reached the target, where most did; evaluating is not counted"
     )
     describe_machine(console, result["machine"])

@@ -123,7 +123,8 @@ def train(
     All candidates stay alive and take turns, so that a noisy machine is noisy for all of them. A
     step lasts as long as its slowest rank; samples/s are those of all workers together. Workers
     are launched by horovodrun (options for it after `--`); started inside of a job of horovodrun
-    or srun, the command uses that job's ranks. For a quick look: --repeats 3 --steps 5.
+    or srun, the command uses that job's ranks. For a quick look:
+    --repeats 3 --steps 5; `hvdkit compare` needs 5 repeats.
     """
     from rich.console import Console
 

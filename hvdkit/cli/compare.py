@@ -10,6 +10,8 @@ __all__ = ["compare"]
 
 REGRESSION, NOT_COMPARABLE = 1, 3
 FILE = click.Path(path_type=Path)
+# Labels that follow from the model, the workers and the scaling.
+FOLLOWING = {"batch", "global_batch", "parameters", "tensors"}
 
 
 @click.command()
@@ -63,8 +65,9 @@ def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
     # What is the same in all rows is not worth a column.
     labels = [dict(one.labels) for one in comparisons]
     shared = {name for name in labels[0] if all(one.get(name) == labels[0][name] for one in labels)}
+    hidden = shared | FOLLOWING if any("model" in one for one in labels) else shared
     for one, names in zip(comparisons, labels, strict=True):
-        what = ", ".join(f"{name} {names[name]}" for name in names if name not in shared)
+        what = ", ".join(f"{name} {names[name]}" for name in names if name not in hidden)
         ratio = f"{one.ratio.estimate:.3f} [{one.ratio.low:.3f}, {one.ratio.high:.3f}]"
         table.add_row(
             escape(one.metric),
@@ -83,6 +86,8 @@ def compare(before: Path, after: Path, tolerance: float, force: bool) -> None:
         console.print("regression")
         raise SystemExit(REGRESSION)
     if "not enough data" in verdicts:
-        console.print(f"not enough data: at least {MIN_ROUNDS} rounds are needed in each result")
+        console.print(
+            f"not enough data: at least {MIN_ROUNDS} rounds are needed in each result (--repeats)"
+        )
         raise SystemExit(NOT_COMPARABLE)
     console.print("fine")
