@@ -117,7 +117,7 @@ def test_an_environment_with_nothing_in_it(bare_packages):
         (("install",), "No framework is installed in this environment"),
         (("check",), "Horovod is not installed in this environment; run: hvdkit install"),
         (
-            ("bench", "optimizer"),
+            ("bench", "train"),
             "Horovod is not installed in this environment; run: hvdkit install",
         ),
     ],
