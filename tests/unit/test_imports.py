@@ -13,6 +13,7 @@ ROOT = Path(hvdkit.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod"}
 PURE = {
     "errors",
+    "events",
     "env",
     "buckets",
     "schedule",
