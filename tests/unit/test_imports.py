@@ -25,6 +25,7 @@ PURE = {
     "trace",
     "agreement",
     "metrics",
+    "rollback",
 }
 ADAPTERS = {"torch", "tensorflow", "keras"}
 # Part -> the parts of hvdkit that it may import, beside itself and hvdkit's version.

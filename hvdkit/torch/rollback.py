@@ -1,0 +1,108 @@
+"""Go back to the last good checkpoint, with a lower learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import ProcessSet, global_process_set, rank
+
+from hvdkit.errors import HvdkitError
+from hvdkit.rollback import load_newest_good
+from hvdkit.torch.checkpoint import CheckpointStore, restore_or_broadcast
+from hvdkit.torch.collectives import share_errors
+
+__all__ = ["lower_learning_rate", "roll_back"]
+
+
+def roll_back(
+    store: CheckpointStore,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    learning_rate_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    scheduler: Any = None,
+) -> dict[str, Any]:
+    """Restore the newest good checkpoint on all ranks and multiply the learning rate.
+
+    A checkpoint is good if it is whole and its parameters are finite; others are passed over
+    with a warning. The first rank of ``process_set`` reads the store.
+
+    Most schedulers go on from the lowered rate. Those that compute each rate anew from rates of
+    their own (``LambdaLR``) must be passed. How far a scheduler has come is not restored: save
+    ``scheduler.state_dict()`` with the checkpoint, and load it before the rate is lowered, or keep
+    the count of steps that it has.
+
+    Collective: every rank of ``process_set`` must call.
+
+    Args:
+        store: Holds checkpoints of ``model`` and ``optimizer``.
+        model: Restored in place.
+        optimizer: Restored in place, plain or distributed.
+        learning_rate_factor: The rate of every parameter group, as restored, is multiplied by it.
+        process_set: The ranks that go back together.
+        scheduler: Its base rates are multiplied as well.
+
+    Returns:
+        What ``save`` was given as extra, and ``"step"``.
+
+    Raises:
+        HvdkitError: On every rank, if there is no good checkpoint or it does not fit.
+    """
+    root = process_set.ranks[0]
+    saved = None
+    with share_errors("roll_back", process_set):
+        if rank() == root:
+            saved = load_newest_good(store, lambda state: _find_fault(state, model))
+    restored = restore_or_broadcast(_Chosen(store, saved), model, optimizer, root, process_set)
+    assert restored is not None
+    lower_learning_rate(optimizer, learning_rate_factor, scheduler)
+    return restored
+
+
+def lower_learning_rate(
+    optimizer: torch.optim.Optimizer, factor: float, scheduler: Any = None
+) -> None:
+    """Multiply the rate of every parameter group, and the rates that schedulers keep there."""
+    if not 0 < factor <= 1:
+        raise HvdkitError(f"learning_rate_factor must be above 0 and at most 1, not {factor}")
+    if factor == 1:
+        return
+    for group in optimizer.param_groups:
+        for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+            value = group.get(key)
+            if isinstance(value, torch.Tensor):
+                value.mul_(factor)  # compiled steps hold this very tensor
+            elif value is not None:
+                group[key] = value * factor
+    for part in [scheduler, *getattr(scheduler, "_schedulers", ())]:
+        if hasattr(part, "base_lrs"):
+            part.base_lrs = [rate * factor for rate in part.base_lrs]
+
+
+class _Chosen(CheckpointStore):
+    """A store in which the newest checkpoint is one that was chosen."""
+
+    def __init__(self, store: CheckpointStore, saved: dict[str, Any] | None) -> None:
+        super().__init__(store.directory, store.keep)
+        self._saved = saved
+
+    def load(self, step: int | None = None, map_location: Any = "cpu") -> dict[str, Any] | None:
+        return self._saved
+
+
+def _find_fault(saved: dict[str, Any], model: torch.nn.Module) -> str | None:
+    """Say why a whole checkpoint is not good. Buffers may hold infinities on purpose."""
+    for part in ("model", "optimizer"):
+        if saved[part] is None:
+            return f"it was saved without the {part}"
+    for name, _ in model.named_parameters():
+        value = saved["model"].get(name)
+        if isinstance(value, torch.Tensor) and not bool(torch.isfinite(value).all()):
+            return f"parameter {name!r} is not finite in it"
+    for state in saved["optimizer"]["state"].values():
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor) and bool(torch.isnan(value).any()):
+                return f"the optimizer's {key!r} holds NaN in it"
+    return None
