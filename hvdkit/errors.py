@@ -5,6 +5,7 @@ __all__ = [
     "CheckpointError",
     "EnvironmentMismatchError",
     "HvdkitError",
+    "NonFiniteError",
     "RankDisagreementError",
     "ReplicaMismatchError",
 ]
@@ -27,6 +28,10 @@ class CheckpointError(HvdkitError):
 
 class EnvironmentMismatchError(HvdkitError):
     """The launcher's environment variables are missing or contradict each other."""
+
+
+class NonFiniteError(HvdkitError, ArithmeticError):
+    """A loss or gradient is NaN or infinite; raised on every rank, and names those it came from."""
 
 
 class RankDisagreementError(HvdkitError, ValueError):
