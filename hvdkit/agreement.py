@@ -133,6 +133,7 @@ def demand_equal_entries(
     name: str,
     gather: Gather,
     ranks: Sequence[int],
+    advice: str = "",
 ) -> None:
     """Raise the same error on every rank unless all list the same entries.
 
@@ -144,13 +145,17 @@ def demand_equal_entries(
         name: Names the operation.
         gather: See the module.
         ranks: The ranks that are compared.
+        advice: What to do about it.
 
     Raises:
         RankDisagreementError: Names the first entry that differs and the ranks on each side.
     """
     difference = find_difference(entries, name=name, gather=gather, ranks=ranks)
     if difference is not None:
-        raise RankDisagreementError(f"{what} must be the same on every rank, but {difference}")
+        raise RankDisagreementError(
+            f"{what} must be the same on every rank, but {difference}"
+            f"{'; ' if advice else ''}{advice}"
+        )
 
 
 def describe_versions(framework: str, version: str) -> list[tuple[str, str]]:

@@ -35,11 +35,17 @@ def demand_equal_entries(
     *,
     name: str,
     process_set: ProcessSet = global_process_set,
+    advice: str = "",
 ) -> None:
     """Raise on every rank unless all list the same; see ``hvdkit.agreement``.
 
     Collective: every rank of ``process_set`` must call, with the same ``name``.
     """
     agreement.demand_equal_entries(
-        what, entries, name=name, gather=gather_over(process_set), ranks=process_set.ranks
+        what,
+        entries,
+        name=name,
+        gather=gather_over(process_set),
+        ranks=process_set.ranks,
+        advice=advice,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ from horovod.torch.compression import Compressor
 from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, Sum
 
 from hvdkit.buckets import plan_buckets, split_evenly
-from hvdkit.torch.agreement import demand_equal_entries
+from hvdkit.errors import RankDisagreementError
+from hvdkit.torch.agreement import find_difference
 from hvdkit.torch.bucket import GradientBucket, Round, Slot
 from hvdkit.torch.collectives import allgather_object
 from hvdkit.torch.direct import DirectGradient, Presence
+from hvdkit.torch.hyper_parameters import ADVICE
 from hvdkit.torch.sparse import SparseGradient
 from hvdkit.torch.wire import travels_as_it_is
 
@@ -41,6 +43,8 @@ class ReductionOptions:
     bucket_bytes: int
     sparse_as_dense: bool
     sparse_only: bool  # the optimizer takes sparse gradients alone
+    # What else is compared when ranks first reduce together: it may differ until then.
+    describe_optimizer: Callable[[], list[tuple[str, str]]] = list
 
     def validate(self) -> None:
         """Raise ValueError or TypeError for an option that is out of range."""
@@ -130,18 +134,10 @@ def make_plan(
         What is reduced as soon as its gradients are ready, and what at the end of a round.
 
     Raises:
-        RankDisagreementError: Names, shapes, strides or dtypes differ.
+        RankDisagreementError: Names, shapes, strides or dtypes differ, or hyper-parameters do.
     """
     process_set = options.process_set
-    demand_equal_entries(
-        "The trainable parameters",
-        [
-            (slot.name, slot.layout() + group)
-            for slot, group in zip(slots, _name_groups(slots, options), strict=True)
-        ],
-        name=f"{name}.layout",
-        process_set=process_set,
-    )
+    _demand_equal_plans(slots, options, name)
     seen = allgather_object(
         (ready_order, [_describe(slot) for slot in slots]),
         name=f"{name}.seen",
@@ -169,6 +165,26 @@ def make_plan(
     if direct:
         late.append(Presence(direct, f"{name}.presence", process_set))
     return [*direct, *buckets], late
+
+
+def _demand_equal_plans(slots: list[Slot], options: ReductionOptions, name: str) -> None:
+    described = options.describe_optimizer()
+    layout = [
+        (slot.name, slot.layout() + group)
+        for slot, group in zip(slots, _name_groups(slots, options), strict=True)
+    ]
+    difference = find_difference(
+        [*described, *layout], name=f"{name}.layout", process_set=options.process_set
+    )
+    if difference is None:
+        return
+    if difference.index < len(described):
+        raise RankDisagreementError(
+            f"The optimizer must be the same on every rank, but {difference}; {ADVICE}"
+        )
+    raise RankDisagreementError(
+        f"The trainable parameters must be the same on every rank, but {difference}"
+    )
 
 
 def _name_groups(slots: list[Slot], options: ReductionOptions) -> list[str]:
