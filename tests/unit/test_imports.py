@@ -24,7 +24,9 @@ PURE = {
     "tuning",
     "trace",
     "agreement",
+    "hyper_parameters",
     "metrics",
+    "replicas",
     "rollback",
 }
 ADAPTERS = {"torch", "tensorflow", "keras"}
