@@ -23,7 +23,7 @@ from horovod.torch.mpi_ops import (
     is_initialized,
 )
 
-from hvdkit import trace
+from hvdkit import agreement, trace
 from hvdkit.errors import HvdkitError
 from hvdkit.settings import pick_bucket_bytes
 from hvdkit.torch.adasum import combine_updates, demand_adasum
@@ -31,6 +31,7 @@ from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.amp import reduce_before_unscaling
 from hvdkit.torch.clip import clip_gradients
 from hvdkit.torch.collectives import share_errors
+from hvdkit.torch.hyper_parameters import ADVICE, describe_hyper_parameters
 from hvdkit.torch.parameters import describe_parameters, name_parameters
 from hvdkit.torch.plan import ReductionOptions
 from hvdkit.torch.reducer import GradientReducer
@@ -49,6 +50,7 @@ class _Distributed:
     _reducer: GradientReducer
     _clip_grad_norm: float | None
     _combines_updates: bool
+    _agreed: bool  # for Adasum, which has no plan that would compare
     _parameter_names: dict[int, str]
     _synchronize_in_step = True
 
@@ -154,6 +156,18 @@ class _Distributed:
         if self._clip_grad_norm is not None:
             clip_gradients(self, self._clip_grad_norm)
 
+    def _agree(self) -> None:
+        """Compare hyper-parameters once, before the first step."""
+        if not self._agreed:
+            demand_equal_entries(
+                "The optimizer",
+                self._reducer.options.describe_optimizer(),
+                name=f"{self._reducer.name}.hyper_parameters",
+                process_set=self.process_set,
+                advice=ADVICE,
+            )
+            self._agreed = True
+
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Run a closure and reduce what it leaves; the loss is the mean over the ranks."""
         with torch.enable_grad():
@@ -183,6 +197,7 @@ def _make_step(inner: type[torch.optim.Optimizer]) -> Callable[..., Any]:
             self._prepare_step()
         update = functools.partial(inner.step, self, *args, **kwargs)
         if self._combines_updates:
+            self._agree()
             result = combine_updates(self, update, f"{self._reducer.name}.update")
         else:
             trace.begin("update")
@@ -204,6 +219,12 @@ def _distributed_class(inner: Any) -> type:
         (_Distributed, inner),
         {"step": _make_step(inner), "__module__": __name__, "__doc__": inner.__doc__},
     )
+
+
+def _describe_live(reference: Any) -> list[tuple[str, str]]:
+    """List the hyper-parameters of an optimizer that is weakly held."""
+    optimizer = reference()
+    return [] if optimizer is None else describe_hyper_parameters(optimizer)
 
 
 def _inner_class(cls: type) -> type:
@@ -313,6 +334,16 @@ def DistributedOptimizer(
             raise ValueError(f"clip_grad_norm must be positive, not {clip_grad_norm}")
         return options, name_parameters(optimizer, named_parameters)
 
+    def describe_wrapping() -> list[tuple[str, str]]:
+        return [
+            *agreement.describe_versions("PyTorch", torch.__version__),
+            ("class", f"{inner.__module__}.{inner.__qualname__}"),
+            *options.describe(named),
+            ("clip_grad_norm", str(clip_grad_norm)),
+            ("number of parameters", str(len(named))),
+            ("number of parameter groups", str(len(optimizer.param_groups))),
+        ]
+
     if alone or elastic:
         # In an elastic job ranks come and go, and who joins wraps alone; they compare when
         # they first reduce together.
@@ -322,22 +353,21 @@ def DistributedOptimizer(
             options, named = build()
         demand_equal_entries(
             "The optimizer",
-            [
-                ("class", f"{inner.__module__}.{inner.__qualname__}"),
-                *options.describe(named),
-                ("clip_grad_norm", str(clip_grad_norm)),
-                ("number of parameters", str(len(named))),
-                *describe_parameters(named),
-            ],
+            [*describe_wrapping(), *describe_parameters(named)],
             name=f"{name}.agreement",
             process_set=process_set,
         )
+    # Hyper-parameters may differ until rank 0 has broadcast those of a checkpoint.
+    reference = weakref.ref(optimizer)
+    wrapping = describe_wrapping() if elastic else []
+    options.describe_optimizer = lambda: [*wrapping, *_describe_live(reference)]
     # Adasum reduces updates in step(); there is nothing to do in the backward pass.
     reducer = GradientReducer(options, name, alone=alone or op == Adasum)
     wrapped: Any = optimizer
     wrapped.__class__ = _distributed_class(inner)
     wrapped._reducer = reducer
     wrapped._combines_updates = op == Adasum and not alone
+    wrapped._agreed = False
     wrapped._clip_grad_norm = clip_grad_norm
     wrapped._parameter_names = {id(param): name for name, param in named}
     wrapped._adopt()
