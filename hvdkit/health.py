@@ -63,6 +63,16 @@ class Figures:
         known = [loss for loss in self.losses if math.isfinite(loss)]
         return statistics.fmean(known) if known else math.nan
 
+    def named(self) -> dict[str, float]:
+        """Return the figures by the names that Prometheus and TensorBoard get."""
+        return {
+            "step_time_seconds": self.step_s,
+            "wait_share": self.wait_share,
+            "memory_bytes": self.memory_bytes,
+            "device_memory_bytes": self.device_memory_bytes,
+            "loss": self.loss,
+        }
+
 
 @dataclass(frozen=True)
 class Finding:

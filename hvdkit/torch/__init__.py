@@ -67,11 +67,13 @@ from horovod.torch import (
     synchronize,
 )
 
+from hvdkit.events import EventLog
 from hvdkit.torch import elastic
 from hvdkit.torch.buffers import average_buffers
 from hvdkit.torch.checkpoint import CheckpointStore, restore_or_broadcast
 from hvdkit.torch.device import pick_device, set_threads
 from hvdkit.torch.gather import gather
+from hvdkit.torch.health import HealthMonitor
 from hvdkit.torch.initial_state import (
     broadcast_initial_state,
     broadcast_optimizer_state,
@@ -80,6 +82,7 @@ from hvdkit.torch.initial_state import (
 from hvdkit.torch.metrics import average_metrics
 from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.replicas import check_replicas
+from hvdkit.torch.rollback import roll_back
 from hvdkit.torch.sampler import ShardedSampler, shard
 from hvdkit.torch.schedule import scale_learning_rate, warmup
 from hvdkit.torch.startup import init
@@ -93,6 +96,8 @@ __all__ = [
     "CheckpointStore",
     "Compression",
     "DistributedOptimizer",
+    "EventLog",
+    "HealthMonitor",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -159,6 +164,7 @@ __all__ = [
     "remove_process_set",
     "restore_or_broadcast",
     "rocm_built",
+    "roll_back",
     "scale_learning_rate",
     "set_threads",
     "shard",

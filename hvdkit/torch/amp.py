@@ -33,9 +33,13 @@ def reduce_before_unscaling(is_distributed: Callable[[object], bool]) -> None:
 
     @functools.wraps(step_unless_infinite)
     def maybe_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        guard = getattr(optimizer, "_health", None)
+        steps = guard.steps if guard is not None else 0
         result = step_unless_infinite(self, optimizer, *args, **kwargs)
         if is_distributed(optimizer):
             optimizer._reducer.end_window()
+        if guard is not None and guard.steps == steps:
+            guard.end_step_without_update()
         return result
 
     unscale._reduces_first = True  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from horovod.torch.compression import Compressor
 from horovod.torch.mpi_ops import ProcessSet
 
 from hvdkit.errors import HvdkitError, RankDisagreementError
+from hvdkit.torch.finite import get_values, probe
 from hvdkit.torch.wire import Wire, make_wire
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Round:
         mean: Whether the result is a mean over ranks (``scale`` has the division in it).
         active: Whether this rank takes part; if not, it contributes zeros.
         ranks: How many ranks take part.
+        probes: Whether to note what tells if this rank's own gradients are finite.
     """
 
     scale: float = 1.0
@@ -53,6 +55,7 @@ class Round:
     mean: bool = True
     active: bool = True
     ranks: int = 1
+    probes: bool = False
 
 
 class Slot:
@@ -137,6 +140,7 @@ class GradientBucket:
         self.slots = slots
         self.in_flight = False
         self.done = False  # reduced in this backward pass, with no gradient since
+        self.local_probe: torch.Tensor | None = None  # of what this rank sent last
         self.pending = 0
         self._filling = 0  # counts how often the bucket began to fill
         self._ahead: dict[Slot, float] = {}  # written before the launch, times what
@@ -263,6 +267,8 @@ class GradientBucket:
                 flat.buffer.mul_(factor)  # nothing in it is scaled yet: once for all is faster
             elif factor != 1.0:
                 torch._foreach_mul_(views, factor)
+        if now.probes:
+            self.local_probe = probe(get_values(flat.buffer[: -len(self.slots)]))
         flat.flags.fill_(1.0)
         if missing:
             flat.flags[missing] = 0.0
@@ -271,6 +277,14 @@ class GradientBucket:
         self._filling += 1
         self._ahead.clear()
         flat.wire.start(now.postscale)
+
+    def probe_result(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return a probe of the reduced gradients, and those that are no longer in the buffer."""
+        grads = [(slot.view, slot.param.grad) for slot in self.slots]
+        elsewhere = [grad for view, grad in grads if grad is not None and grad is not view]
+        if self._flat is None or len(elsewhere) == len(self.slots):
+            return [], elsewhere
+        return [probe(get_values(self._flat.buffer[: -len(self.slots)]))], elsewhere
 
     def finish(self, now: Round) -> None:
         """Wait for the all-reduce; afterwards each ``param.grad`` is the reduced gradient."""

@@ -13,6 +13,7 @@ import torch
 from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, synchronize
 
 from hvdkit.torch.bucket import Round, Slot, demand_trainable, refuse_graph
+from hvdkit.torch.finite import probe
 
 __all__ = ["DirectGradient", "Presence"]
 
@@ -25,9 +26,10 @@ class DirectGradient:
     """
 
     def __init__(self, slot: Slot, name: str, process_set: ProcessSet) -> None:
-        self.slot = slot
+        self.slot, self.slots = slot, [slot]
         self.in_flight = False
         self.done = False  # reduced in this backward pass, with no gradient since
+        self.local_probe: torch.Tensor | None = None  # of what this rank sent last
         self.absent: torch.Tensor | None = None  # the result, where this rank had no gradient
         self._name, self._process_set = name, process_set
         self._handle: Any = None
@@ -76,6 +78,8 @@ class DirectGradient:
                 buffer = torch.empty_like(param, requires_grad=False)
                 torch.mul(grad, factor, out=buffer)
             param.grad = buffer
+        if now.probes:
+            self.local_probe = probe(buffer)
         self.done, self.in_flight = False, True
         self._sent = buffer
         # Flat: Horovod takes no strides of channels_last, but they leave no gap either.

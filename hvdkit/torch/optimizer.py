@@ -8,9 +8,10 @@ import itertools
 import os
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from horovod.torch.compression import Compressor
@@ -22,6 +23,7 @@ from horovod.torch.mpi_ops import (
     global_process_set,
     is_initialized,
 )
+from torch.utils.hooks import RemovableHandle
 
 from hvdkit import agreement, trace
 from hvdkit.errors import HvdkitError
@@ -37,7 +39,7 @@ from hvdkit.torch.plan import ReductionOptions
 from hvdkit.torch.reducer import GradientReducer
 from hvdkit.torch.wire import Compression
 
-__all__ = ["DistributedOptimizer", "is_distributed"]
+__all__ = ["DistributedOptimizer", "UpdateGuard", "call_after_steps", "is_distributed"]
 
 
 # Wrapped in the same order on every rank, so the count names the same optimizer on each.
@@ -50,7 +52,9 @@ class _Distributed:
     _reducer: GradientReducer
     _clip_grad_norm: float | None
     _combines_updates: bool
+    _after_step: OrderedDict[int, Callable[[], None]]
     _agreed: bool  # for Adasum, which has no plan that would compare
+    _health: UpdateGuard | None
     _parameter_names: dict[int, str]
     _synchronize_in_step = True
 
@@ -149,12 +153,16 @@ class _Distributed:
                 if param.requires_grad and not reducer.knows(param):
                     reducer.adopt(self._parameter_names.get(id(param), f"group{i}.{j}"), param)
 
-    def _prepare_step(self) -> None:
+    def _prepare_step(self) -> bool:
+        """Make gradients final; return whether they may be applied."""
         self._adopt()
         if self._synchronize_in_step:
             self._reducer.finish()
+        if self._health is not None and not self._health.permits_update():
+            return False
         if self._clip_grad_norm is not None:
             clip_gradients(self, self._clip_grad_norm)
+        return True
 
     def _agree(self) -> None:
         """Compare hyper-parameters once, before the first step."""
@@ -172,16 +180,49 @@ class _Distributed:
         """Run a closure and reduce what it leaves; the loss is the mean over the ranks."""
         with torch.enable_grad():
             loss = closure()
-        self._prepare_step()
+        permitted = self._prepare_step()
         self._reducer.end_window()
-        if loss is None or self._reducer.alone:
-            return loss
-        # An optimizer that decides by the loss (LBFGS) must decide alike on every rank.
-        mean = torch.as_tensor(loss, dtype=torch.float64).detach().clone()
-        mean = allreduce(
-            mean, name=f"{self._reducer.name}.loss", op=Average, process_set=self.process_set
-        )
-        return mean.to(loss.dtype) if isinstance(loss, torch.Tensor) else float(mean)
+        if loss is not None and not self._reducer.alone:
+            # An optimizer that decides by the loss (LBFGS) must decide alike on every rank.
+            mean = torch.as_tensor(loss, dtype=torch.float64).detach().clone()
+            mean = allreduce(
+                mean, name=f"{self._reducer.name}.loss", op=Average, process_set=self.process_set
+            )
+            loss = mean.to(loss.dtype) if isinstance(loss, torch.Tensor) else float(mean)
+        if not permitted:
+            raise _UpdateSkipped(loss)
+        return loss
+
+    def _end_step(self) -> None:
+        self._reducer.end_window()
+        trace.end_step()
+        if self._health is not None:
+            self._health.end_step()
+        for act in tuple(self._after_step.values()):
+            act()
+
+
+class _UpdateSkipped(Exception):
+    """Leaves an optimizer's own step between its closure and its update."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+class UpdateGuard(Protocol):
+    """What may forbid updates; ``HealthMonitor`` is one. Every rank must come to the same."""
+
+    steps: int
+
+    def permits_update(self) -> bool:
+        """Whether the final gradients may be applied; may raise."""
+
+    def end_step(self) -> None:
+        """A step has ended, with or without an update."""
+
+    def end_step_without_update(self) -> None:
+        """``GradScaler`` has left out the update."""
 
 
 def _make_step(inner: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -189,22 +230,23 @@ def _make_step(inner: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     def step(self: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
         if closure is not None:
             args = (functools.partial(self._evaluate, closure), *args)
-            if not self._combines_updates:
-                result = inner.step(self, *args, **kwargs)
-                trace.end_step()
-                return result
-        else:
-            self._prepare_step()
+        elif not self._prepare_step():
+            self._end_step()
+            return None
         update = functools.partial(inner.step, self, *args, **kwargs)
-        if self._combines_updates:
-            self._agree()
-            result = combine_updates(self, update, f"{self._reducer.name}.update")
-        else:
-            trace.begin("update")
-            result = update()
-            trace.end("update")
-        self._reducer.end_window()
-        trace.end_step()
+        try:
+            if self._combines_updates:
+                self._agree()
+                result = combine_updates(self, update, f"{self._reducer.name}.update")
+            elif closure is not None:
+                result = update()
+            else:
+                trace.begin("update")
+                result = update()
+                trace.end("update")
+        except _UpdateSkipped as skipped:
+            result = skipped.loss
+        self._end_step()
         return result
 
     # The inner step runs the optimizer's step hooks; this one must not run them again.
@@ -234,6 +276,19 @@ def _inner_class(cls: type) -> type:
 def is_distributed(optimizer: object) -> bool:
     """Whether ``optimizer`` came out of ``DistributedOptimizer``."""
     return isinstance(optimizer, _Distributed)
+
+
+def call_after_steps(optimizer: torch.optim.Optimizer, act: Callable[[], None]) -> RemovableHandle:
+    """Call ``act`` at the end of each step, with op=Adasum after the updates are combined.
+
+    What ``act`` refers to must not hold the optimizer: one that is dropped stops reducing at once.
+    """
+    if not is_distributed(optimizer):
+        return optimizer.register_step_post_hook(lambda *_: act())
+    actions = cast(_Distributed, optimizer)._after_step
+    handle = RemovableHandle(actions)
+    actions[handle.id] = act
+    return handle
 
 
 def DistributedOptimizer(
@@ -368,7 +423,9 @@ def DistributedOptimizer(
     wrapped._reducer = reducer
     wrapped._combines_updates = op == Adasum and not alone
     wrapped._agreed = False
+    wrapped._after_step = OrderedDict()
     wrapped._clip_grad_norm = clip_grad_norm
+    wrapped._health = None
     wrapped._parameter_names = {id(param): name for name, param in named}
     wrapped._adopt()
     _follow_scheduler(wrapped)

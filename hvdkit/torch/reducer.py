@@ -9,7 +9,9 @@ that all ranks share is that value.
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +24,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hvdkit import trace
 from hvdkit.errors import HvdkitError
-from hvdkit.torch.bucket import Round, Slot
+from hvdkit.torch.bucket import GradientBucket, Round, Slot
+from hvdkit.torch.direct import DirectGradient
+from hvdkit.torch.finite import are_finite, is_finite
 from hvdkit.torch.plan import EagerReduction, LateReduction, ReductionOptions, make_plan
+from hvdkit.torch.sparse import SparseGradient
 
 __all__ = ["GradientReducer"]
 
@@ -44,6 +49,8 @@ class GradientReducer:
         self.options = options
         self.name = name
         self.alone = alone
+        self.probes = False  # whether to note if this rank's own gradients are finite
+        self.waited_s = 0.0  # for reductions, with nothing else to do
         self._slots: dict[int, Slot] = {}
         self._hooks: dict[int, list[Any]] = {}
         self._released: set[int] = set()
@@ -159,6 +166,7 @@ class GradientReducer:
                 passes=self.passes,
                 reduced_passes=self._reduced_passes,
             )
+            self._factors.probes = self.probes
         return self._factors
 
     # -- what autograd calls ---------------------------------------------------------------
@@ -293,9 +301,11 @@ class GradientReducer:
         """Bring what is under way to an end."""
         pending = [reduction for reduction in self._reductions() if reduction.in_flight]
         if pending:
+            began_s = time.perf_counter()
             with trace.span("wait"):
                 for reduction in pending:
                     reduction.finish(self._now())
+            self.waited_s += time.perf_counter() - began_s
 
     def _reductions(self) -> list[EagerReduction | LateReduction]:
         return [*self._eager, *self._late]
@@ -304,6 +314,49 @@ class GradientReducer:
         for slot in self._slots.values():
             if (grad := slot.param.grad) is not None:
                 slot.accept(grad.mul_(now.scale * now.reopen if slot.holds_result() else now.scale))
+
+    # -- what is not finite ----------------------------------------------------------------
+
+    @torch.no_grad()
+    def find_nonfinite(self) -> list[str]:
+        """Return the names of parameters whose reduced gradients are NaN or infinite somewhere.
+
+        What is reduced is the same on every rank, and so is this.
+        """
+        probes: list[torch.Tensor] = []
+        others: list[torch.Tensor] = []
+        for reduction in self._eager:
+            if isinstance(reduction, GradientBucket):
+                found, elsewhere = reduction.probe_result()
+                probes += found
+                others += elsewhere
+        slots = self._slots.values()
+        others += [
+            slot.param.grad
+            for slot in slots
+            if slot.param.grad is not None and not isinstance(slot.bucket, GradientBucket)
+        ]
+        if are_finite(probes, others):
+            return []
+        return [
+            slot.name
+            for slot in slots
+            if slot.param.grad is not None and not is_finite(slot.param.grad)
+        ]
+
+    def find_own_nonfinite(self) -> set[str]:
+        """Return the names of parameters among whose gradients this rank's own were not finite.
+
+        All in a bucket share what is known about it. Nothing is known unless ``probes`` was set
+        when they were sent.
+        """
+        found: set[str] = set()
+        for reduction in self._reductions():
+            if isinstance(reduction, GradientBucket | DirectGradient | SparseGradient):
+                probe = reduction.local_probe
+                if probe is not None and not math.isfinite(probe.item()):
+                    found |= {slot.name for slot in reduction.slots}
+        return found
 
     # -- the plan --------------------------------------------------------------------------
 

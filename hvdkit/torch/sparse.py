@@ -8,6 +8,7 @@ import torch
 from horovod.torch.mpi_ops import ProcessSet, allgather_async, synchronize
 
 from hvdkit.torch.bucket import Round, Slot, demand_trainable
+from hvdkit.torch.finite import get_values, probe
 from hvdkit.torch.transport import pick_wire_device
 
 __all__ = ["SparseGradient"]
@@ -21,8 +22,9 @@ class SparseGradient:
     """
 
     def __init__(self, slot: Slot, name: str, process_set: ProcessSet) -> None:
-        self.slot = slot
+        self.slot, self.slots = slot, [slot]
         self.in_flight = False
+        self.local_probe: torch.Tensor | None = None  # of what this rank sent last
         self._name, self._process_set = name, process_set
         self._handles: tuple[Any, Any] | None = None
 
@@ -43,6 +45,8 @@ class SparseGradient:
                 factor *= now.reopen
             indices = grad.indices().t().contiguous()
             values = grad.values() * factor
+        if now.probes:
+            self.local_probe = probe(get_values(values))
         self.in_flight = True
         self._handles = (
             self._gather(indices, "indices"),
