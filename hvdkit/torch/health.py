@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -103,13 +104,17 @@ class HealthMonitor:
             )
         self.restored: dict[str, Any] | None = None
         self.steps = 0
-        self._model, self._optimizer, self._reducer = model, optimizer, optimizer._reducer
+        self._model = model
+        # An optimizer that is dropped must stop reducing at once, and so on every rank alike: a
+        # cycle of references would leave the moment to the garbage collector of each.
+        self._find_optimizer = weakref.ref(optimizer)
+        self._find_scheduler = (lambda: None) if scheduler is None else weakref.ref(scheduler)
         self._process_set = optimizer.process_set
         # With op=Adasum the reducer has nothing to do, but there are others.
         self._alone = self._reducer.alone and not optimizer._combines_updates
         self._ranks = [mpi_ops.rank()] if self._alone else list(self._process_set.ranks)
         self._name = f"{self._reducer.name}.health"
-        self._store, self._factor, self._scheduler = store, learning_rate_factor, scheduler
+        self._store, self._factor = store, learning_rate_factor
         self._window = window
         self._events = EventLog() if events is None else events
 
@@ -145,6 +150,14 @@ class HealthMonitor:
         self._last: tuple[float, float] | None = None  # end of a step, waits until then
         self._restart()
         optimizer._health = self
+
+    @property
+    def _optimizer(self) -> Any:
+        return self._find_optimizer()
+
+    @property
+    def _reducer(self) -> Any:
+        return self._optimizer._reducer
 
     def _demand_fitting(self, nonfinite: str | None) -> None:
         if nonfinite == "rollback" and self._store is None:
@@ -278,7 +291,7 @@ class HealthMonitor:
             self._optimizer,
             self._factor,
             self._process_set,
-            scheduler=self._scheduler,
+            scheduler=self._find_scheduler(),
         )
         saved = self.restored["step"]
         # That checkpoint has the rate from before the first time; the scheduler does not.

@@ -1,9 +1,11 @@
 """Rollback, and what HealthMonitor does when one rank's loss or gradient is not finite."""
 
+import gc
 import json
 import os
 import time
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -398,6 +400,19 @@ def check_closures():
     with pytest.raises(HvdkitError, match="does not go with LBFGS"):
         hvd.HealthMonitor(model, optimizer)
     hvd.HealthMonitor(model, optimizer, nonfinite="raise")
+
+
+def check_an_optimizer_that_is_dropped_is_gone_at_once():
+    model, optimizer, store = _make("dropped")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    options = {"nonfinite": "rollback", "store": store, "scheduler": scheduler}
+    monitor = hvd.HealthMonitor(model, optimizer, **options)
+    _pass(model, optimizer, monitor, make_batches(1)[0])
+    reference = weakref.ref(optimizer)
+    gc.disable()
+    del optimizer, scheduler
+    assert reference() is None
+    gc.enable()
 
 
 def check_two_optimizers_have_their_own_monitors():
