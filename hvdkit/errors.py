@@ -39,4 +39,24 @@ class RankDisagreementError(HvdkitError, ValueError):
 
 
 class ReplicaMismatchError(HvdkitError):
-    """Replicas of a model hold different values; raised on every rank."""
+    """Replicas of a model hold different values; raised on every rank.
+
+    Attributes:
+        name: The first of what differs.
+        ranks: Those that do not hold the version of it that most ranks hold.
+        largest_difference: Absolute, from that version, over all ranks; NaN where one side alone
+            is NaN, None where shapes or dtypes differ.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str | None = None,
+        ranks: tuple[int, ...] = (),
+        largest_difference: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.ranks = ranks
+        self.largest_difference = largest_difference

@@ -81,6 +81,7 @@ from hvdkit.torch.initial_state import (
 )
 from hvdkit.torch.metrics import average_metrics
 from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.replica_check import ReplicaCheck
 from hvdkit.torch.replicas import check_replicas
 from hvdkit.torch.rollback import roll_back
 from hvdkit.torch.sampler import ShardedSampler, shard
@@ -103,6 +104,7 @@ __all__ = [
     "Min",
     "ProcessSet",
     "Product",
+    "ReplicaCheck",
     "ShardedSampler",
     "Sum",
     "SyncBatchNorm",
