@@ -17,6 +17,7 @@ from hvdkit.keras.distribution import Distribution, attach, find_distribution, f
 from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.loss_scale import agree_on_finite
 from hvdkit.keras.reduction import ReductionOptions
+from hvdkit.keras.steering import steer_alike
 from hvdkit.settings import pick_bucket_bytes
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
@@ -161,6 +162,7 @@ def DistributedOptimizer(
     attach(optimizer, distribution, backward_passes_per_step)
     keep_out_of_xla()
     agree_on_finite(find_distribution)
+    steer_alike()
     return optimizer
 
 

@@ -196,6 +196,68 @@ def check_training_that_ends_on_one_rank_ends_on_all():
     assert len(history["loss"]) == 2
 
 
+class _Score(keras.metrics.Metric):
+    """A metric that Keras itself puts into the logs: this rank's value of each epoch."""
+
+    def __init__(self, values):
+        super().__init__(name="score")
+        self.value = self.add_variable((), "zeros")
+        self.values = values
+
+    def update_state(self, *args, **kwargs):
+        pass
+
+    def result(self):
+        return self.value + 0.0
+
+    def reset_state(self):
+        pass
+
+
+class _SetScore(keras.callbacks.Callback):
+    def __init__(self, score):
+        super().__init__()
+        self.score = score
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.score.value.assign(float(self.score.values[epoch]))
+
+
+def check_callbacks_that_steer_act_alike_without_averaged_metrics():
+    values = [[4, 1, 2, 3, 4, 5, 6, 7], [8, 7, 2, 4, 5, 6, 7, 1]][hvd.rank()]
+    recorder, score = Recorder(), _Score(values)
+    model = _model(keras.optimizers.SGD(0.5), metrics=[score])
+    callbacks = [
+        keras.callbacks.EarlyStopping(monitor="score", patience=3, mode="min"),
+        keras.callbacks.ReduceLROnPlateau(monitor="score", patience=1, factor=0.5, mode="min"),
+        recorder,
+        _SetScore(score),
+    ]
+    fit(model, make_data(1), epochs=8, callbacks=callbacks)
+    # The means are those of the check above; the others see this rank's own numbers.
+    assert [log["score"] for log in recorder.logs] == values[:6]
+    assert recorder.rates == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625]
+    assert [log["learning_rate"] for log in recorder.logs][1:] == recorder.rates[:5]
+    hvd.check_replicas(model)
+
+
+def check_a_nan_on_one_rank_terminates_all():
+    batches = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            batches.append(batch)
+
+    x, y = make_data(5)
+    x = x.copy()
+    rows = len(x) // 5
+    x[2 * rows + rows - 1] = np.nan  # the last row of the third batch: the last rank's
+    model = _model()
+    fit(model, (x, y), callbacks=[Count(), keras.callbacks.TerminateOnNaN()])
+    assert batches == [0, 1, 2]
+    assert model.stop_training
+
+
 def check_warm_up():
     steps, rates = 4, []
 
