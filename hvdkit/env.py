@@ -7,14 +7,16 @@ two processes that both believe to be rank 0 overwrite each other's work.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hvdkit.errors import EnvironmentMismatchError
+from hvdkit.errors import EnvironmentMismatchError, HvdkitError
 
 __all__ = [
     "Place",
     "check_launch",
+    "explain_failed_init",
     "launcher",
     "local_rank",
     "local_size",
@@ -200,3 +202,25 @@ def _read_tasks_of_node(environ: Mapping[str, str], variables: tuple[str, ...]) 
             f"SLURM_NODEID={node} does not fit the {len(tasks)} nodes of {variable}={text}."
         )
     return tasks[node]
+
+
+@contextmanager
+def explain_failed_init(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Say what to look at where Horovod's ``init`` cannot connect the workers.
+
+    Raises:
+        HvdkitError: In place of the ValueError that Horovod raises then.
+    """
+    try:
+        yield
+    except ValueError as error:
+        address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        if "could not be initialized" not in str(error) or address is None:
+            raise
+        port = environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+        limit_s = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30")
+        raise HvdkitError(
+            f"{error}. Every worker must call hvd.init() within HOROVOD_GLOO_TIMEOUT_SECONDS "
+            f"({limit_s} s) of the others, and reach them and the launcher at {address}:{port}; "
+            "the output of a worker that ended before says why"
+        ) from error

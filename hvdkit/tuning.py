@@ -8,6 +8,7 @@ from hvdkit.settings import read_settings
 
 __all__ = [
     "FUSION_THRESHOLD_BYTES",
+    "STALL_LIMIT_S",
     "prefer_settings",
     "say_too_few_gpus",
     "share_cores",
@@ -19,10 +20,16 @@ __all__ = [
 # gain from travelling together.
 FUSION_THRESHOLD_BYTES = 1 << 20
 
+# A rank that has not taken part in an operation for that long ends the job; Horovod would only
+# warn, and wait for ever.
+STALL_LIMIT_S = 60
+
 
 def prefer_settings(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what Horovod will read when it is initialized, unless the user has set it.
 
+    ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` becomes 60: how long ranks wait for one that does not
+    take part in an operation before the job ends with an error that names it (0: for ever).
     The cycle time is the one that ``hvdkit bench allreduce --write-config`` has saved, if any.
 
     Args:
@@ -31,6 +38,7 @@ def prefer_settings(environ: MutableMapping[str, str] = os.environ) -> None:
     Raises:
         HvdkitError: The saved settings are damaged.
     """
+    environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_LIMIT_S))
     if environ.get("HOROVOD_AUTOTUNE", "0") == "0":
         environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_THRESHOLD_BYTES))
         cycle_time_ms = read_settings(environ).cycle_time_ms

@@ -8,7 +8,7 @@ import horovod.torch as _horovod
 import torch
 
 from hvdkit import trace
-from hvdkit.env import check_launch
+from hvdkit.env import check_launch, explain_failed_init
 from hvdkit.torch.collectives import gather_over
 from hvdkit.tuning import prefer_settings
 
@@ -23,18 +23,22 @@ def init(*args: Any, **kwargs: Any) -> None:
     """Initialize Horovod; takes what ``horovod.torch.init`` takes.
 
     Unless the environment says otherwise, ``HOROVOD_FUSION_THRESHOLD`` is 1 MiB: buckets are
-    reduced in place and not copied into Horovod's own buffer.
+    reduced in place and not copied into Horovod's own buffer; and
+    ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` is 60: a rank that misses an operation for that long
+    ends the job with an error on all ranks, which names it.
 
     Collective: every rank must call.
 
     Raises:
         EnvironmentMismatchError: If ``HOROVOD_RANK`` and its like are there in part, or do not
             fit together.
+        HvdkitError: If the workers do not find each other.
     """
     check_launch()
     prefer_settings()
     keep_freed_memory()
-    _horovod.init(*args, **kwargs)
+    with explain_failed_init():
+        _horovod.init(*args, **kwargs)
     gather = gather_over(_horovod.global_process_set)
     trace.start(_horovod.rank(), _horovod.size(), "torch", gather)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hvdkit import env
-from hvdkit.errors import EnvironmentMismatchError
+from hvdkit.errors import EnvironmentMismatchError, HvdkitError
 
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
@@ -145,3 +145,21 @@ def test_a_process_without_a_launcher_may_start_alone():
 def test_half_a_launch_is_an_error_before_horovod_starts(environ):
     with pytest.raises(EnvironmentMismatchError):
         env.check_launch(environ)
+
+
+RENDEZVOUS = {
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4567",
+}
+
+
+def test_workers_that_do_not_find_each_other_are_told_what_to_look_at():
+    told = pytest.raises(HvdkitError, match=r"\(30 s\) .* launcher at 10\.0\.0\.1:4567")
+    with told, env.explain_failed_init(RENDEZVOUS):
+        raise ValueError("Horovod could not be initialized: timed out")
+
+
+@pytest.mark.parametrize("environ", [RENDEZVOUS, {}])
+def test_other_errors_of_init_stay(environ):
+    with pytest.raises(ValueError, match=r"^mpi4py is missing$"), env.explain_failed_init(environ):
+        raise ValueError("mpi4py is missing")

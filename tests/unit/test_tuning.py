@@ -17,15 +17,21 @@ from hvdkit.tuning import (
 def test_buckets_are_not_fused_again(tmp_path):
     environ = {"HOME": str(tmp_path)}
     prefer_settings(environ)
-    expected = {"HOME": str(tmp_path), "HOROVOD_FUSION_THRESHOLD": str(FUSION_THRESHOLD_BYTES)}
-    assert environ == expected
+    assert environ["HOROVOD_FUSION_THRESHOLD"] == str(FUSION_THRESHOLD_BYTES)
+
+
+def test_a_rank_is_not_waited_for_without_end():
+    environ = {"HOROVOD_AUTOTUNE": "1"}
+    prefer_settings(environ)
+    assert environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "60"
 
 
 @pytest.mark.parametrize("chosen", [{"HOROVOD_FUSION_THRESHOLD": "0"}, {"HOROVOD_AUTOTUNE": "1"}])
 def test_what_the_user_has_set_stays(chosen, tmp_path):
-    environ = {**chosen, "HOME": str(tmp_path)}
+    given = {**chosen, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0", "HOME": str(tmp_path)}
+    environ = dict(given)
     prefer_settings(environ)
-    assert environ == {**chosen, "HOME": str(tmp_path)}
+    assert environ == given
 
 
 def test_cores_are_shared_out_and_none_goes_without():
