@@ -1,11 +1,18 @@
-"""What follows the number of workers when it changes: accumulated passes and learning rates."""
+"""What happens when the number of workers changes: a new start, and what follows the number."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
 
 from hvdkit.errors import HvdkitError
 from hvdkit.schedule import scaling_factor
 
-__all__ = ["choose_passes", "rate_change"]
+ATTEMPTS = 4
+_REMOVED = "removed from elastic job"  # Horovod's words
+_logger = logging.getLogger("hvdkit")
+
+__all__ = ["choose_passes", "rate_change", "restart"]
 
 
 def choose_passes(batches: int, workers: int) -> int:
@@ -40,3 +47,29 @@ def rate_change(before: int, after: int, rule: str) -> float:
         HvdkitError: If the rule is unknown, or a number is below 1.
     """
     return scaling_factor(after, rule) / scaling_factor(before, rule)
+
+
+def restart(shutdown: Callable[[], None], init: Callable[[], None]) -> None:
+    """Leave the workers of before and join those of now.
+
+    Another one may be lost meanwhile; those that are left then try again.
+
+    Args:
+        shutdown: Horovod's.
+        init: Horovod's; raises ValueError when not all come together in time.
+
+    Raises:
+        SystemExit: If this worker is none of them any more.
+        ValueError: If they did not come together in several attempts.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        shutdown()
+        try:
+            init()
+            return
+        except ValueError as error:
+            if _REMOVED in str(error):
+                raise SystemExit(f"this worker has left the elastic job: {error}") from None
+            if attempt == ATTEMPTS:
+                raise
+            _logger.warning("the workers did not come together, trying again: %s", error)

@@ -2,36 +2,70 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import keras
-from horovod.common.elastic import ObjectState
+from horovod.common.elastic import run_fn
 
+from hvdkit.elastic import restart
 from hvdkit.keras.backend import hvd
+from hvdkit.keras.elastic_parts import ElasticParts, raise_losses
+from hvdkit.keras.elastic_shard import ElasticShard
 from hvdkit.keras.state import broadcast_initial_state
 
 __all__ = [
     "CommitStateCallback",
+    "ElasticShard",
     "KerasState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
+    "UpdateShardCallback",
     "run",
 ]
 
-run = importlib.import_module(f"{hvd.__name__}.elastic").run
+
+def run(func: Any) -> Any:
+    """Decorate a training function so that it goes on when workers come or go.
+
+    ``func(state, ...)`` is called again after each change, with the state of the last commit
+    where a worker was lost, and with that of the moment where one came or left in good order.
+    Collectives belong into it, none before it: who joins would run them alone.
+
+    Args:
+        func: Takes a state first, a ``KerasState`` for example.
+    """
+    return run_fn(raise_losses(func), lambda: restart(hvd.shutdown, hvd.init))
 
 
-class KerasState(ObjectState):  # type: ignore[misc, unused-ignore]
+class KerasState(ElasticParts):
     """A model, its optimizer and further values, kept and synchronized when ranks come and go.
 
     Args:
         model: A built Keras model.
         optimizer: By default the one that the model was compiled with.
-        kwargs: Further values, which become attributes.
+        learning_rate_rule: What the learning rate does when the workers change: ``"none"``
+            leaves it alone, as Horovod does; ``"linear"`` and ``"sqrt"`` scale it with the batch
+            of a step. The rate of now is that for the workers of now.
+        keep_global_batch: Change how many passes make up a step, so that workers times passes
+            stays as near as it can to what it is now. Needs an optimizer that accumulates and
+            takes the mean; commit after whole steps.
+        kwargs: Further values, which become attributes. An ``ElasticShard`` is kept by its
+            position; others are kept as they are, so replace lists rather than change them.
+
+    Raises:
+        HvdkitError: If the rule is unknown or cannot be followed, or the optimizer does not
+            accumulate.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        learning_rate_rule: str = "none",
+        keep_global_batch: bool = False,
+        **kwargs: Any,
+    ) -> None:
         if not model.built:
             raise ValueError("the model has no variables yet; call it on a batch first")
         self.model = model
@@ -39,7 +73,8 @@ class KerasState(ObjectState):  # type: ignore[misc, unused-ignore]
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)  # or a restored step would keep slots
         self._save_variables()
-        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, **kwargs)
+        values = self._adopt(self.optimizer, learning_rate_rule, keep_global_batch, kwargs)
+        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, **values)
 
     def save(self) -> None:
         """Keep all values as they are."""
@@ -52,18 +87,36 @@ class KerasState(ObjectState):  # type: ignore[misc, unused-ignore]
             variable.assign(value)
         super().restore()
 
+    @raise_losses
     def sync(self) -> None:
-        """Take over rank 0's values.
+        """Take over rank 0's values, and count them as kept.
 
         Collective: every rank must call.
         """
         broadcast_initial_state(self.model, self.optimizer)
-        self._save_variables()
         super().sync()
 
     def _save_variables(self) -> None:
         variables = [*self.model.variables, *self.optimizer.variables]
         self._saved_variables = [(v, v.numpy().copy()) for v in variables]
+
+
+class UpdateShardCallback(keras.callbacks.Callback):
+    """Advance a shard with every batch of ``fit``.
+
+    Args:
+        shard: Whose ``rest()`` is trained on, in its order: ``fit(..., shuffle=False)``.
+        batch_size: As given to ``fit``, or to ``batch()`` of a ``tf.data.Dataset``.
+    """
+
+    def __init__(self, shard: ElasticShard, batch_size: int) -> None:
+        super().__init__()
+        self.shard = shard
+        self.batch_size = batch_size
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch."""
+        self.shard.advance(min(self.batch_size, len(self.shard)))
 
 
 class CommitStateCallback(keras.callbacks.Callback):

@@ -14,7 +14,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.sharding import check_shardable, count_samples, find_length
 from hvdkit.tensorflow.keras import gather_over
 
-__all__ = ["shard"]
+__all__ = ["measure", "order_epochs", "shard"]
 
 
 def shard(
@@ -65,12 +65,9 @@ def shard(
         gather=gather_over(process_set),
         ranks=ranks,
     )
-    length = _measure(dataset)
+    length = measure(dataset)
     check_shardable(length, len(ranks))
-    if isinstance(dataset, tf.data.Dataset):
-        order = _order_dataset(dataset, min(shuffle_buffer, length) if shuffle else 0)
-    else:
-        order = _order_arrays(_to_arrays(dataset), length, shuffle)
+    order = order_epochs(dataset, shuffle, shuffle_buffer)
     per_rank = count_samples(length, len(ranks), drop_last=drop_last)
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -88,6 +85,25 @@ def shard(
     shares = shares.apply(tf.data.experimental.assert_cardinality(per_rank))
     shares.set_epoch = epoch.assign
     return shares
+
+
+def order_epochs(
+    dataset: Any, shuffle: bool, shuffle_buffer: int
+) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    """Return a function that gives the elements of an epoch in its order.
+
+    Args:
+        dataset: What ``shard`` takes.
+        shuffle: False keeps the order.
+        shuffle_buffer: Elements of a ``tf.data.Dataset`` that are shuffled at a time.
+
+    Returns:
+        A function of an int64 tensor, the seed and the epoch, to be called in a graph.
+    """
+    length = measure(dataset)
+    if isinstance(dataset, tf.data.Dataset):
+        return _order_dataset(dataset, min(shuffle_buffer, length) if shuffle else 0)
+    return _order_arrays(_to_arrays(dataset), length, shuffle)
 
 
 def _order_arrays(
@@ -122,7 +138,7 @@ def _describe(
     dataset: Any, shuffle: bool, seed: int, drop_last: bool
 ) -> list[tuple[str, str]] | HvdkitError:
     try:
-        entries = [("length", str(_measure(dataset)))]
+        entries = [("length", str(measure(dataset)))]
     except HvdkitError as error:
         return error
     options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
@@ -144,7 +160,12 @@ def _to_arrays(dataset: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, dataset)
 
 
-def _measure(dataset: Any) -> int:
+def measure(dataset: Any) -> int:
+    """Return how many elements there are in what ``shard`` takes.
+
+    Raises:
+        HvdkitError: If that is not known, or lengths differ.
+    """
     if _is_files(dataset):
         return len(dataset)
     if isinstance(dataset, tf.data.Dataset):

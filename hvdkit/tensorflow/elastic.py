@@ -14,14 +14,21 @@ from horovod.common.elastic import ObjectState
 from horovod.tensorflow import broadcast_object, rank
 from horovod.tensorflow import elastic as _horovod
 
-from hvdkit.tensorflow.keras import broadcast_initial_state, broadcast_variables
+from hvdkit.tensorflow.elastic_shard import ElasticShard
+from hvdkit.tensorflow.keras import (
+    ElasticParts,
+    broadcast_initial_state,
+    broadcast_variables,
+    raise_losses,
+    run_elastic,
+)
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["ElasticShard", "TensorFlowKerasState", "TensorFlowState", "run"]
 
-run = _horovod.run
+run = run_elastic
 
 
-class TensorFlowKerasState(_horovod.TensorFlowKerasState):  # type: ignore[misc, unused-ignore]
+class TensorFlowKerasState(ElasticParts, _horovod.TensorFlowKerasState):
     """A Keras model and its optimizer, and further attributes, that survive a change of ranks.
 
     Args:
@@ -29,18 +36,34 @@ class TensorFlowKerasState(_horovod.TensorFlowKerasState):  # type: ignore[misc,
         optimizer: By default the one that the model was compiled with. It is built, so that
             there is a state to go back to.
         backend: For TensorFlow 1.
-        kwargs: Further attributes, synchronized too.
+        learning_rate_rule: As for ``hvdkit.keras``'s ``KerasState``.
+        keep_global_batch: Likewise. A ``tf.function`` of your own keeps the passes that it was
+            traced with: trace it anew in the training function.
+        kwargs: Further attributes, synchronized too; an ``ElasticShard`` by its position.
     """
 
     def __init__(
-        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        optimizer: Any = None,
+        backend: Any = None,
+        *,
+        learning_rate_rule: str = "none",
+        keep_global_batch: bool = False,
+        **kwargs: Any,
     ) -> None:
         optimizer = optimizer or model.optimizer
         if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built:
             optimizer.build(model.trainable_variables)
-        super().__init__(model, optimizer, backend, **kwargs)
+        values = self._adopt(optimizer, learning_rate_rule, keep_global_batch, kwargs)
+        super().__init__(model, optimizer, backend, **values)
         if self._is_keras_3():
             self._bcast_model = lambda: broadcast_initial_state(self.model, self.optimizer)
+
+    @raise_losses
+    def sync(self) -> None:
+        """Take over rank 0's values, and count them as kept. Collective: every rank must call."""
+        super().sync()
 
     def _is_keras_3(self) -> bool:
         return isinstance(self.optimizer, keras.optimizers.Optimizer)
@@ -64,27 +87,29 @@ class TensorFlowKerasState(_horovod.TensorFlowKerasState):  # type: ignore[misc,
                 variable.assign(value)
 
 
-class TensorFlowState(_horovod.TensorFlowState):  # type: ignore[misc, unused-ignore]
+class TensorFlowState(ElasticParts, _horovod.TensorFlowState):
     """Variables, and further attributes, that survive a change of ranks.
 
     Args:
         variables: Of TensorFlow or Keras; None for all of a graph of TensorFlow 1.
         session: For TensorFlow 1.
-        kwargs: Further attributes, synchronized too.
+        kwargs: Further attributes, synchronized too; an ``ElasticShard`` by its position.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
         self._eager = tf.executing_eagerly()
+        values = self._adopt(None, "none", False, kwargs)
         if not self._eager:
-            super().__init__(variables, session, **kwargs)
+            super().__init__(variables, session, **values)
             return
         self.variables = list(variables or ())
         self.session = None
         self._eval_fn = lambda variable: variable.numpy().copy()
         self._assign_fn = self._assign_var
         self._save_model()
-        ObjectState.__init__(self, bcast_object=broadcast_object, get_rank=rank, **kwargs)
+        ObjectState.__init__(self, bcast_object=broadcast_object, get_rank=rank, **values)
 
+    @raise_losses
     def sync(self) -> None:
         """Give every rank the root's values. Collective: every rank must call."""
         if self._eager:

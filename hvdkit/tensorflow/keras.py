@@ -22,6 +22,10 @@ from hvdkit.keras import __all__ as __all__
 from hvdkit.keras.backend import allreduce_tensors as allreduce_tensors
 from hvdkit.keras.backend import scale as scale
 from hvdkit.keras.collectives import gather_over as gather_over
+from hvdkit.keras.elastic import run as run_elastic  # noqa: F401
+from hvdkit.keras.elastic_parts import ElasticParts as ElasticParts
+from hvdkit.keras.elastic_parts import raise_losses as raise_losses
+from hvdkit.keras.elastic_shard import ElasticShard as ElasticShard
 from hvdkit.keras.layout import is_elastic as is_elastic
 from hvdkit.keras.reduction import ReductionOptions as ReductionOptions
 from hvdkit.keras.reduction import reduce_gradients as reduce_gradients

@@ -27,7 +27,7 @@ from horovod.torch.elastic.state import (
 from horovod.torch.mpi_ops import init, shutdown, size
 from torch.optim.lr_scheduler import LRScheduler
 
-from hvdkit.elastic import choose_passes, rate_change
+from hvdkit.elastic import choose_passes, rate_change, restart
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.collectives import broadcast_object
 from hvdkit.torch.initial_state import broadcast_initial_state, broadcast_optimizer_state
@@ -42,22 +42,17 @@ _RATES_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 _RATES_OF_SCHEDULERS = ("base_lrs", "max_lrs", "_last_lr")
 
 
-def run(function: Any) -> Any:
+def run(func: Any) -> Any:
     """Decorate a training function so that it goes on when workers come or go.
 
-    ``function(state, ...)`` is called again after each change, with the state of the last commit
+    ``func(state, ...)`` is called again after each change, with the state of the last commit
     where a worker was lost, and with that of the moment where one came or left in good order.
     Collectives belong into it, none before it: who joins would run them alone.
 
     Args:
-        function: Takes a state first, a ``TorchState`` for example.
+        func: Takes a state first, a ``TorchState`` for example.
     """
-    return run_fn(function, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init()
+    return run_fn(func, lambda: restart(shutdown, init))
 
 
 class TorchState(_TorchState):  # type: ignore[misc, unused-ignore]
@@ -92,7 +87,8 @@ class TorchState(_TorchState):  # type: ignore[misc, unused-ignore]
             as near as it can to what it is now. Needs ``average_aggregated_gradients=True``;
             commit after whole steps.
         kwargs: Further models, optimizers, samplers (``hvd.shard(dataset)``), learning-rate
-            schedulers and picklable values, which become attributes.
+            schedulers and picklable values, which become attributes. Plain values are kept as
+            they are: replace lists and dicts rather than change them.
 
     Raises:
         HvdkitError: If the rule is unknown, or no optimizer can keep the batch.

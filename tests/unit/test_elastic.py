@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hvdkit.elastic import choose_passes, rate_change
+from hvdkit.elastic import ATTEMPTS, choose_passes, rate_change, restart
 from hvdkit.errors import HvdkitError
 
 
@@ -31,3 +31,32 @@ def test_rates_follow_the_batch():
     assert math.isclose(rate_change(2, 3, "sqrt") * rate_change(3, 2, "sqrt"), 1.0)
     with pytest.raises(HvdkitError, match="unknown scaling rule"):
         rate_change(2, 3, "cubic")
+
+
+def fail(calls, errors):
+    def init():
+        calls.append("init")
+        if errors:
+            raise ValueError(errors.pop(0))
+
+    return init
+
+
+def test_workers_that_are_left_try_again():
+    calls = []
+    restart(lambda: calls.append("shutdown"), fail(calls, ["rank 2 is gone", "rank 1 is gone"]))
+    assert calls == ["shutdown", "init"] * 3
+
+
+def test_they_do_not_try_for_ever():
+    calls = []
+    with pytest.raises(ValueError, match="gone"):
+        restart(lambda: None, fail(calls, ["gone"] * 100))
+    assert calls == ["init"] * ATTEMPTS
+
+
+def test_who_is_removed_leaves_at_once():
+    calls = []
+    with pytest.raises(SystemExit, match="left the elastic job"):
+        restart(lambda: None, fail(calls, ["b[0] has been removed from elastic job"] * 2))
+    assert calls == ["init"]
