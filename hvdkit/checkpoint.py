@@ -7,109 +7,164 @@ a whole checkpoint, and its SHA-256 proves it. What the payload holds is the cal
 
 from __future__ import annotations
 
-import hashlib
-import json
+import errno
+import math
+import operator
 import os
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from hvdkit.background import BackgroundWork
+from hvdkit.directory_lock import DirectoryLock, lock_directory
 from hvdkit.errors import CheckpointError
+from hvdkit.manifest import (
+    Checkpoint,
+    find_damage,
+    format_manifest,
+    make_manifest,
+    read_manifest,
+)
 
-FORMAT = 1
 _MANIFEST = re.compile(r"(\d{8,})-step-(\d+)\.json")
 _PAYLOAD = re.compile(r"\d{8,}-step-\d+\.(ckpt|part)")
+_ADVICE = {
+    errno.ENOSPC: "free some space or keep fewer",
+    errno.EDQUOT: "free some space or keep fewer",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EACCES: "choose a directory that this user may write to",
+    errno.EPERM: "choose a directory that this user may write to",
+    errno.EROFS: "choose a directory that can be written to",
+    errno.ENOTDIR: "choose a directory, not a file",
+    errno.EEXIST: "choose a directory, not a file",
+}
 
-__all__ = ["Checkpoint", "CheckpointStore", "find_damage"]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint whose manifest is in the store."""
-
-    sequence: int  # counts the saves of this directory; the newest is the highest
-    step: int
-    manifest_path: Path
-
-    @property
-    def path(self) -> Path:
-        """The payload file."""
-        return self.manifest_path.with_suffix(".ckpt")
+__all__ = ["CheckpointStore"]
 
 
 class CheckpointStore:
     """A directory of checkpoints, written by one process at a time and read by any number.
 
+    The first write locks the directory for this process, until it ends or ``close`` is called.
+
+    ``with CheckpointStore(...) as store:`` waits at the end for what is being written.
+
     Args:
         directory: Made when it does not exist. Files of other names in it are left alone.
         keep: How many of the newest checkpoints to keep; None keeps all.
+        keep_best: How many of those with the best scores to keep beside them.
+        best_mode: Whether the best score is the least (``"min"``) or the greatest (``"max"``).
+        asynchronous: Write in a thread, one checkpoint at a time: a second one waits for the
+            first. An error is logged when it happens and raised by the next write, ``wait`` or
+            ``close``. The interpreter waits for the thread before it exits.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None = 3) -> None:
+    framework: str | None = None
+    """Goes into the manifest; only a store of the same framework loads the payload."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        keep_best: int = 0,
+        best_mode: str = "min",
+        asynchronous: bool = False,
+    ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep must be at least 1, or None to keep all; got {keep}")
+        if keep_best < 0:
+            raise CheckpointError(f"keep_best must be at least 0, got {keep_best}")
+        if best_mode not in ("min", "max"):
+            raise CheckpointError(f"best_mode must be 'min' or 'max', got {best_mode!r}")
         self.directory = Path(directory)
         self.keep = keep
+        self.keep_best = keep_best
+        self.best_mode = best_mode
+        self.asynchronous = asynchronous
+        self._work = BackgroundWork()
+        self._lock: DirectoryLock | None = None
 
-    def write(self, step: int, write_payload: Callable[[BinaryIO], None]) -> Path:
-        """Write a checkpoint, then remove those beyond ``keep``.
+    def __enter__(self) -> CheckpointStore:
+        """Return the store."""
+        return self
 
-        Either the whole checkpoint is on disk when this returns, or the store is as before.
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the store; an error of the ``with`` block goes before one of writing."""
+        if kind is None:
+            self.close()
+        else:
+            self._work.settle()
+            self._lock = None
+
+    def write(
+        self, step: int, write_payload: Callable[[BinaryIO], None], score: float | None = None
+    ) -> Path:
+        """Write a checkpoint, then remove those beyond ``keep`` and ``keep_best``.
+
+        Either the whole checkpoint is on disk when this returns, or the store is as before. If
+        the store is asynchronous, that holds when ``wait`` returns.
 
         Args:
             step: Training steps done so far, at least 0.
-            write_payload: Writes the payload to the binary file it is given.
+            write_payload: Writes the payload to the binary file it is given; in the store's
+                thread if that is asynchronous.
+            score: What ``best`` goes by; NaN, infinities and None: never the best.
 
         Returns:
             The path of the payload.
 
         Raises:
-            CheckpointError: If the file system refuses (no space, no permission). What
-                ``write_payload`` itself raises comes through unchanged.
+            CheckpointError: If another process writes here, or the file system refuses (no
+                space, no permission). What ``write_payload`` itself raises comes through
+                unchanged. In an asynchronous store, errors of the checkpoint before.
         """
+        step = operator.index(step)
         if step < 0:
             raise CheckpointError(f"a checkpoint's step is at least 0, got {step}")
-        try:
+        score = None if score is None else float(score)
+        if score is not None and not math.isfinite(score):
+            score = None
+        self.wait()
+        with self._explain(step):
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_directory(self.directory)
             self._remove_leftovers()
             newest = max((saved.sequence for saved in self.checkpoints()), default=0)
-            stem = f"{newest + 1:08d}-step-{step}"
-            made = Checkpoint(newest + 1, step, self.directory / f"{stem}.json")
-            part = self.directory / f"{stem}.part"
-            try:
-                with part.open("xb") as file:
-                    write_payload(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                manifest = _make_manifest(made, part)
-                part.rename(made.path)
-                with part.open("x", encoding="utf-8") as text:
-                    json.dump(manifest, text, indent=2)
-                    text.flush()
-                    os.fsync(text.fileno())
-                part.rename(made.manifest_path)
-                _sync_directory(self.directory)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                if not made.manifest_path.exists():
-                    made.path.unlink(missing_ok=True)
-                raise
-            self._rotate()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write the checkpoint of step {step} to {self.directory}: {error}"
-            ) from error
+            name = f"{newest + 1:08d}-step-{step}.json"
+            made = Checkpoint(newest + 1, step, self.directory / name)
+        if self.asynchronous:
+            self._work.start(lambda: self._write(made, write_payload, score))
+        else:
+            self._write(made, write_payload, score)
         return made.path
+
+    def wait(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            CheckpointError: The last checkpoint could not be written; raised once.
+        """
+        self._work.wait()
+
+    def close(self) -> None:
+        """Wait as ``wait`` does, and let another process write here; a later write locks anew."""
+        try:
+            self.wait()
+        finally:
+            self._lock = None
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the checkpoints in the store from the oldest to the newest, unverified.
 
+        Waits for the one that this store is writing.
+
         Raises:
             CheckpointError: If the directory is there but cannot be read: it is not empty.
         """
+        self._work.settle()
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
@@ -134,18 +189,20 @@ class CheckpointStore:
             CheckpointError: If there are checkpoints and every one is damaged: a run that
                 started afresh here would hide the loss.
         """
-        saved = self.checkpoints()
-        for checkpoint in reversed(saved):
-            problem = find_damage(checkpoint)
-            if problem is None:
-                return checkpoint
-            warnings.warn(f"passing over a damaged checkpoint: {problem}", stacklevel=2)
-        if saved:
-            raise CheckpointError(
-                f"all {len(saved)} checkpoints in {self.directory} are damaged; remove them to "
-                "start afresh"
-            )
-        return None
+        return self._find_whole(list(reversed(self.checkpoints())))
+
+    def best(self) -> Checkpoint | None:
+        """Return the checkpoint with the best score that is whole; of equals the oldest.
+
+        Warns of each damaged one that it passes over.
+
+        Returns:
+            None when no checkpoint has a score.
+
+        Raises:
+            CheckpointError: If every one that has a score is damaged.
+        """
+        return self._find_whole(self._rank(self.checkpoints()))
 
     def find(self, step: int) -> Checkpoint:
         """Return the newest checkpoint of a step, verified.
@@ -163,65 +220,106 @@ class CheckpointStore:
         steps = ", ".join(str(checkpoint.step) for checkpoint in saved) or "none"
         raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {steps}")
 
+    def choose(self, step: int | None = None, best: bool = False) -> Checkpoint | None:
+        """Return the checkpoint that ``load`` is to load: the newest, that of a step, or the best.
+
+        Raises:
+            CheckpointError: As ``latest``, ``find`` and ``best``; if both are asked for, or
+                another framework wrote it.
+        """
+        if best and step is not None:
+            raise CheckpointError("ask for a step or for the best checkpoint, not for both")
+        found = self.best() if best else self.latest() if step is None else self.find(step)
+        if found is not None:
+            wrote = read_manifest(found).get("framework") or self.framework
+            if wrote != self.framework:
+                raise CheckpointError(
+                    f"{found.path} was saved by hvdkit.{wrote}, and only its CheckpointStore "
+                    f"loads it; give this run, which uses hvdkit.{self.framework}, another "
+                    "directory"
+                )
+        return found
+
+    def _find_whole(self, candidates: list[Checkpoint]) -> Checkpoint | None:
+        for checkpoint in candidates:
+            problem = find_damage(checkpoint)
+            if problem is None:
+                return checkpoint
+            warnings.warn(f"passing over a damaged checkpoint: {problem}", stacklevel=3)
+        if candidates:
+            raise CheckpointError(
+                f"all {len(candidates)} checkpoints in {self.directory} are damaged; remove them "
+                "to start afresh"
+            )
+        return None
+
+    def _rank(self, saved: list[Checkpoint]) -> list[Checkpoint]:
+        """Return those with a score, the best first, of equals the oldest."""
+        sign = 1 if self.best_mode == "min" else -1
+        scored = []
+        for checkpoint in saved:
+            try:
+                score = read_manifest(checkpoint).get("score")
+            except (OSError, ValueError):
+                continue
+            if score is not None:
+                scored.append((sign * score, checkpoint.sequence, checkpoint))
+        return [checkpoint for _, _, checkpoint in sorted(scored, key=lambda entry: entry[:2])]
+
+    def _write(
+        self, made: Checkpoint, write_payload: Callable[[BinaryIO], None], score: float | None
+    ) -> None:
+        part = made.path.with_suffix(".part")
+        with self._explain(made.step):
+            try:
+                with part.open("xb") as file:
+                    write_payload(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                manifest = make_manifest(made, part, framework=self.framework, score=score)
+                part.rename(made.path)
+                with part.open("x", encoding="utf-8") as text:
+                    text.write(format_manifest(manifest))
+                    text.flush()
+                    os.fsync(text.fileno())
+                part.rename(made.manifest_path)
+                _sync_directory(self.directory)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                if not made.manifest_path.exists():
+                    made.path.unlink(missing_ok=True)
+                raise
+            self._rotate()
+
+    @contextmanager
+    def _explain(self, step: int) -> Iterator[None]:
+        """Turn an error of the file system into one that says what to do."""
+        try:
+            yield
+        except OSError as error:
+            advice = _ADVICE.get(error.errno or 0)
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {step} to {self.directory}: {error}; those "
+                f"before it are as they were{f'. Please {advice}' if advice else ''}"
+            ) from error
+
     def _rotate(self) -> None:
         if self.keep is None:
             return
-        for checkpoint in self.checkpoints()[: -self.keep]:
-            # The manifest goes first: what it promises must be there as long as it is.
-            checkpoint.manifest_path.unlink(missing_ok=True)
-            checkpoint.path.unlink(missing_ok=True)
+        saved = self.checkpoints()
+        older = saved[: -self.keep]
+        best = self._rank(saved)[: self.keep_best] if older and self.keep_best else []
+        for checkpoint in older:
+            if checkpoint not in best:
+                # The manifest goes first: what it promises must be there as long as it is.
+                checkpoint.manifest_path.unlink(missing_ok=True)
+                checkpoint.path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
         """Remove what a crash left: unfinished files, payloads without a manifest."""
         for path in self.directory.iterdir():
             if _PAYLOAD.fullmatch(path.name) and not path.with_suffix(".json").exists():
                 path.unlink()
-
-
-def find_damage(checkpoint: Checkpoint) -> str | None:
-    """Say what is wrong with a checkpoint; None when manifest and payload are whole."""
-    name = checkpoint.manifest_path.name
-    try:
-        manifest = json.loads(checkpoint.manifest_path.read_text(encoding="utf-8"))
-        seal = manifest.pop("manifest_sha256")
-        if seal != _seal(manifest):
-            return f"{name} does not match its own checksum"
-        if manifest["format"] != FORMAT:
-            return f"{name} has format {manifest['format']}, this version reads {FORMAT}"
-        if manifest["payload"] != checkpoint.path.name:
-            return f"{name} belongs to {manifest['payload']}"
-        size_bytes = checkpoint.path.stat().st_size
-        if size_bytes != manifest["size_bytes"]:
-            return f"{checkpoint.path.name} has {size_bytes} of {manifest['size_bytes']} bytes"
-        if _hash_file(checkpoint.path) != manifest["sha256"]:
-            return f"{checkpoint.path.name} does not match its checksum"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{name}: {type(error).__name__}: {error}"
-    return None
-
-
-def _make_manifest(made: Checkpoint, payload: Path) -> dict[str, Any]:
-    manifest = {
-        "format": FORMAT,
-        "sequence": made.sequence,
-        "step": made.step,
-        "payload": made.path.name,
-        "size_bytes": payload.stat().st_size,
-        "sha256": _hash_file(payload),
-    }
-    return manifest | {"manifest_sha256": _seal(manifest)}
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync_directory(directory: Path) -> None:
