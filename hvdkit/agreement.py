@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -158,19 +158,18 @@ def demand_equal_entries(
         )
 
 
-def describe_versions(framework: str, version: str) -> list[tuple[str, str]]:
+def describe_versions(frameworks: Mapping[str, str]) -> list[tuple[str, str]]:
     """List the versions that must be the same on every rank, as entries.
 
     Patch releases of Python and builds of one framework version for other hardware may differ.
 
     Args:
-        framework: Its name.
-        version: Its version.
+        frameworks: The version of each, by its name.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     return [
         ("version of hvdkit", __version__),
-        (f"version of {framework}", version.partition("+")[0]),
+        *((f"version of {name}", text.partition("+")[0]) for name, text in frameworks.items()),
         ("version of Python", python),
     ]
 

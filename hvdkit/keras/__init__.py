@@ -13,10 +13,11 @@ from hvdkit.keras.data import shard
 from hvdkit.keras.device import pick_device, set_threads
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdkit.keras.replicas import ReplicaCheck, check_replicas
 from hvdkit.keras.saving import load_model
 from hvdkit.keras.schedule import scale_learning_rate
 from hvdkit.keras.startup import init
-from hvdkit.keras.state import broadcast_initial_state, broadcast_variables, check_replicas
+from hvdkit.keras.state import broadcast_initial_state, broadcast_variables
 from hvdkit.keras.values import (
     allgather,
     allreduce,
@@ -63,6 +64,7 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "ProcessSet",
+    "ReplicaCheck",
     "Sum",
     "add_process_set",
     "allgather",

@@ -12,11 +12,16 @@ import keras
 
 from hvdkit import trace
 from hvdkit.errors import HvdkitError
+from hvdkit.events import EventLog
 from hvdkit.keras.backend import hvd
+from hvdkit.keras.checkpoint import CheckpointStore
 from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdkit.keras.metric_average import MetricAverageCallback
-from hvdkit.keras.state import broadcast_initial_state, check_replicas
+from hvdkit.keras.replicas import ReplicaCheck
+from hvdkit.keras.state import broadcast_initial_state
+from hvdkit.replicas import DEFAULT_STEPS
 
 __all__ = [
     "BestModelCheckpoint",
@@ -94,41 +99,71 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class ReplicaCheckCallback(keras.callbacks.Callback):
-    """Raise ``ReplicaMismatchError`` on every rank as soon as a check finds that replicas differ.
+    """Compares the replicas every so many batches; see ``ReplicaCheck``.
+
+    Of the model and its optimizer, to the last bit. By default ``ReplicaMismatchError`` is raised
+    on every rank as soon as a check finds a difference.
 
     Args:
-        steps: Training batches between two checks, each of which reads the whole model once.
+        steps: Training batches between two checks, each of which reads everything once. Batches
+            are counted over all calls of ``fit``.
         buffers: Compare the other variables as well; see ``check_replicas``.
         process_set: The ranks to compare.
+        on_mismatch: ``"raise"``, ``"resync"`` or ``"rollback"``; see ``ReplicaCheck``.
+        store: For ``"rollback"``; holds checkpoints of the model and its optimizer. The count of
+            epochs goes on.
+        events: Where a mismatch is told, beside Python logging, by the first rank.
+
+    Attributes:
+        check: The ``ReplicaCheck``.
     """
 
     def __init__(
         self,
-        steps: int = 100,
+        steps: int = DEFAULT_STEPS,
         buffers: bool = False,
         process_set: Any = hvd.global_process_set,
+        *,
+        on_mismatch: str = "raise",
+        store: CheckpointStore | None = None,
+        events: EventLog | None = None,
     ) -> None:
         super().__init__()
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, not {steps}")
-        self.steps = steps
-        self.buffers = buffers
-        self.process_set = process_set
-        self._seen, self._due = 0, steps
+        self.check = ReplicaCheck(
+            None,
+            steps=steps,
+            buffers=buffers,
+            on_mismatch=on_mismatch,
+            store=store,
+            events=events,
+            process_set=process_set,
+        )
+        self._pending = False
+
+    def set_model(self, model: Any) -> None:
+        """Compare this model from here on."""
+        super().set_model(model)
+        self.check.watch(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """In an elastic job count from here: ranks that joined did not count the batches before."""
+        self._pending = False
+        if is_elastic():
+            self.check.restart()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Check what the batches before this one left."""
-        self._check_if_due()
-        self._seen += 1
+        """Count, and perhaps check, what the batch before this one left."""
+        self._count()
+        self._pending = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Check what the last batch left."""
-        self._check_if_due()
+        """Count, and perhaps check, what the last batch left."""
+        self._count()
 
-    def _check_if_due(self) -> None:
-        if self._seen >= self._due and self.process_set.included():
-            check_replicas(self.model, self.buffers, self.process_set)
-            self._due = self._seen + self.steps
+    def _count(self) -> None:
+        if self._pending:
+            self._pending = False
+            self.check.step()
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

@@ -14,6 +14,7 @@ from keras import ops
 
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import is_tensorflow, make_dense, scale, sum_array
+from hvdkit.keras.hyper_parameters import agree_on_hyper_parameters
 from hvdkit.keras.reduction import ReductionOptions, reduce_gradients
 
 __all__ = ["Distribution", "attach", "find_distribution", "find_held"]
@@ -37,14 +38,18 @@ class Distribution:
         self.scale_local_gradients = scale_local_gradients
         self.local_variables: list[Any] = []
         self.variables: list[Any] = []  # those of the update under way
+        self.agreed = alone  # on hyper-parameters
 
     def is_local(self, variable: Any) -> bool:
         """Whether the gradient of ``variable`` stays on this rank."""
         return any(variable is local for local in self.local_variables)
 
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], optimizer: Any) -> list[Any]:
         """Return the gradients that the update takes."""
         results = list(gradients)
+        if not self.agreed:
+            agree_on_hyper_parameters(optimizer, self.options.name, self.options.process_set)
+            self.agreed = True
         shared = [
             index for index, variable in enumerate(self.variables) if not self.is_local(variable)
         ]
@@ -149,7 +154,7 @@ def _attach_to(optimizer: Any, distribution: Distribution) -> None:
     # Every update passes here once, with accumulated gradients if Keras accumulates, before
     # clipping and weight decay.
     def _clip_gradients(self: Any, grads: Any) -> Any:
-        return inner._clip_gradients(self, self._hvdkit.reduce(grads))
+        return inner._clip_gradients(self, self._hvdkit.reduce(grads, self))
 
     # Not part of the update, and so not clipped.
     def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:

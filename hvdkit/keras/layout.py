@@ -14,7 +14,14 @@ from hvdkit import agreement
 from hvdkit.keras.backend import is_sparse, is_tensorflow
 from hvdkit.keras.collectives import gather_over
 
-__all__ = ["Gradient", "agree_on_layout", "describe_gradients", "is_elastic"]
+__all__ = [
+    "Gradient",
+    "agree_on_layout",
+    "describe_gradients",
+    "is_elastic",
+    "list_versions",
+    "outside_of_functions",
+]
 
 _BYTES = {"complex128": 16, "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4}
 
@@ -88,11 +95,15 @@ def agree_on_layout(
     key = (tuple(layout), tuple(options))
     if key in agreed or is_elastic():
         return
-    with _outside_of_functions() as possible:
+    with outside_of_functions() as possible:
         if possible:
             agreement.demand_equal_entries(
                 "What is reduced",
-                [*options, *((f"gradient {i}", str(one)) for i, one in enumerate(layout))],
+                [
+                    *list_versions(),
+                    *options,
+                    *((f"gradient {i}", str(one)) for i, one in enumerate(layout)),
+                ],
                 name=f"gradients{len(agreed)}.agreement",
                 gather=gather_over(process_set),
                 ranks=process_set.ranks,
@@ -105,8 +116,22 @@ def is_elastic() -> bool:
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
+def list_versions() -> list[tuple[str, str]]:
+    """List the versions that must be the same on every rank, as labels and texts."""
+    if is_tensorflow():
+        import tensorflow as tf
+
+        backend = {"TensorFlow": tf.__version__}
+    else:
+        import torch
+
+        backend = {"PyTorch": torch.__version__}
+    return agreement.describe_versions({**backend, "Keras": keras.__version__})
+
+
 @contextlib.contextmanager
-def _outside_of_functions() -> Any:
+def outside_of_functions() -> Any:
+    """Run what is inside now, not when a function that is traced runs; False: not possible."""
     if not is_tensorflow():
         yield True
         return

@@ -14,7 +14,7 @@ from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
 from hvdkit.keras.distribution import Distribution, attach, find_distribution, find_held
-from hvdkit.keras.layout import is_elastic
+from hvdkit.keras.layout import is_elastic, list_versions
 from hvdkit.keras.loss_scale import agree_on_finite
 from hvdkit.keras.reduction import ReductionOptions
 from hvdkit.keras.steering import steer_alike
@@ -149,6 +149,7 @@ def DistributedOptimizer(
         agreement.demand_equal_entries(
             "The optimizer",
             [
+                *list_versions(),
                 ("class", f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"),
                 *distribution.options.describe(),
                 ("backward_passes_per_step", str(backward_passes_per_step)),

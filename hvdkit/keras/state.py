@@ -1,8 +1,7 @@
-"""What every rank's model must start with, and that it still holds the same."""
+"""What every rank's model must start with."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,15 +10,15 @@ import keras
 import numpy as np
 
 from hvdkit import agreement
-from hvdkit.errors import HvdkitError, ReplicaMismatchError
+from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import broadcast_bytes, hvd
 from hvdkit.keras.collectives import allgather_object, gather_over
-from hvdkit.keras.distribution import find_distribution
+from hvdkit.keras.hyper_parameters import describe_hyper_parameters
+from hvdkit.keras.layout import list_versions
 
 __all__ = [
     "broadcast_initial_state",
     "broadcast_variables",
-    "check_replicas",
     "describe_variable",
     "name_slots",
     "name_variables",
@@ -56,7 +55,8 @@ def broadcast_initial_state(
 
     Raises:
         HvdkitError: The model has no variables yet, or the optimizer is not one of Keras 3.
-        RankDisagreementError: Ranks hold other names, shapes or dtypes.
+        RankDisagreementError: Ranks hold other names, shapes or dtypes, or their optimizers
+            have other hyper-parameters that are no variables, or versions differ.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
     if not model.built:
@@ -79,7 +79,10 @@ def broadcast_initial_state(
     named = name_variables(v for v in model.variables if id(v) not in kept)
     if optimizer is not None:
         named += name_slots(v for v in optimizer.variables if id(v) not in kept)
-    _broadcast(named, root_rank, process_set)
+    # What a broadcast cannot make equal, and nothing else would compare in an elastic job or
+    # where a tape reduces.
+    fixed = list_versions() + (describe_hyper_parameters(optimizer) if optimizer else [])
+    _broadcast(named, root_rank, process_set, fixed)
 
 
 def broadcast_variables(
@@ -108,12 +111,17 @@ def broadcast_variables(
     _broadcast(name_variables(variables), root_rank, process_set)
 
 
-def _broadcast(named: Sequence[tuple[str, Any]], root_rank: int, process_set: Any) -> None:
+def _broadcast(
+    named: Sequence[tuple[str, Any]],
+    root_rank: int,
+    process_set: Any,
+    fixed: Sequence[tuple[str, str]] = (),
+) -> None:
     if root_rank not in process_set.ranks:
         raise HvdkitError(f"root_rank {root_rank} is none of the ranks {process_set.ranks}")
     agreement.demand_equal_entries(
         "What is broadcast",
-        [(name, describe_variable(v)) for name, v in named],
+        [*((name, describe_variable(v)) for name, v in named), *fixed],
         name="broadcast_variables",
         gather=gather_over(process_set),
         ranks=process_set.ranks,
@@ -152,41 +160,6 @@ def _broadcast_chunk(
         start = end
 
 
-def check_replicas(
-    model: Any, buffers: bool = False, process_set: Any = hvd.global_process_set
-) -> None:
-    """Raise unless every rank holds the same trainable variables, to the last bit.
-
-    Compares a digest of each, so hardly anything travels; every variable is read once. Those
-    given to ``register_local_var`` of the model's optimizer may differ.
-
-    Collective: every rank of ``process_set`` must call, outside of ``tf.function``.
-
-    Args:
-        model: The replica of this rank.
-        buffers: Compare the other variables as well. Batch-norm statistics are local to a rank
-            in training.
-        process_set: The ranks to compare.
-
-    Raises:
-        ReplicaMismatchError: On every rank; names the first variable that differs and the
-            ranks that hold each version of it.
-    """
-    distribution = find_distribution(getattr(model, "optimizer", None))
-    local = {id(variable) for variable in getattr(distribution, "local_variables", ())}
-    variables = model.variables if buffers else model.trainable_variables
-    difference = agreement.find_difference(
-        [(name, _digest(v)) for name, v in name_variables(variables) if id(v) not in local],
-        name="check_replicas",
-        gather=gather_over(process_set),
-        ranks=process_set.ranks,
-    )
-    if difference is not None:
-        raise ReplicaMismatchError(
-            f"replicas differ, first at {difference}; broadcast_initial_state makes them equal"
-        )
-
-
 def name_variables(variables: Iterable[Any]) -> list[tuple[str, Any]]:
     """Return variables with names that are the same on every rank: position and path.
 
@@ -209,12 +182,6 @@ def name_slots(variables: Iterable[Any]) -> list[tuple[str, Any]]:
         (f"{position} ({_NUMBER.sub('', str(getattr(v, 'path', v.name))).rsplit('/', 1)[-1]})", v)
         for position, v in enumerate(variables)
     ]
-
-
-def _digest(variable: Any) -> str:
-    data = read_variable(variable)
-    digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
-    return f"{_dtype(variable)} {tuple(variable.shape)} digest {digest}"
 
 
 def read_variable(variable: Any) -> np.ndarray:

@@ -71,6 +71,7 @@ from hvdkit.tensorflow import elastic, legacy_keras
 from hvdkit.tensorflow.data import shard
 from hvdkit.tensorflow.keras import (
     CheckpointStore,
+    ReplicaCheck,
     average_buffers,
     average_metrics,
     broadcast_initial_state,
@@ -102,6 +103,7 @@ __all__ = [
     "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
+    "ReplicaCheck",
     "Sum",
     "SyncBatchNormalization",
     "add_process_set",

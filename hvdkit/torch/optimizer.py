@@ -391,7 +391,7 @@ def DistributedOptimizer(
 
     def describe_wrapping() -> list[tuple[str, str]]:
         return [
-            *agreement.describe_versions("PyTorch", torch.__version__),
+            *agreement.describe_versions({"PyTorch": torch.__version__}),
             ("class", f"{inner.__module__}.{inner.__qualname__}"),
             *options.describe(named),
             ("clip_grad_norm", str(clip_grad_norm)),

@@ -103,5 +103,5 @@ def test_an_error_of_one_rank_reaches_all():
 
 
 def test_builds_of_one_version_are_the_same_version():
-    assert describe_versions("PyTorch", "2.9.1+cpu") == describe_versions("PyTorch", "2.9.1+cu128")
-    assert describe_versions("PyTorch", "2.9.1") != describe_versions("PyTorch", "2.10.0")
+    assert describe_versions({"X": "2.9.1+cpu"}) == describe_versions({"X": "2.9.1+cu128"})
+    assert describe_versions({"X": "2.9.1"}) != describe_versions({"X": "2.10.0"})
