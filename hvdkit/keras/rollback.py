@@ -98,7 +98,7 @@ class _Chosen(CheckpointStore):
         super().__init__(store.directory, store.keep)
         self._saved = saved
 
-    def load(self, step: int | None = None) -> dict[str, Any] | None:
+    def load(self, step: int | None = None, *, best: bool = False) -> dict[str, Any] | None:
         return self._saved
 
 

@@ -81,6 +81,7 @@ from hvdkit.torch.initial_state import (
 )
 from hvdkit.torch.metrics import average_metrics
 from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.random_state import gather_random_state
 from hvdkit.torch.replica_check import ReplicaCheck
 from hvdkit.torch.replicas import check_replicas
 from hvdkit.torch.rollback import roll_back
@@ -138,6 +139,7 @@ __all__ = [
     "ddl_built",
     "elastic",
     "gather",
+    "gather_random_state",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

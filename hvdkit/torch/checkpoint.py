@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +14,10 @@ from hvdkit.errors import CheckpointError
 from hvdkit.torch.collectives import broadcast_object, share_errors
 from hvdkit.torch.initial_state import broadcast_initial_state
 from hvdkit.torch.optimizer_state import list_parameters
+from hvdkit.torch.random_state import restore_random_state
+from hvdkit.torch.snapshot import copy_to_host
+
+_KEYS = ("step", "model", "optimizer", "extra")
 
 __all__ = ["CheckpointStore", "restore_or_broadcast"]
 
@@ -28,16 +33,32 @@ class CheckpointStore(checkpoint.CheckpointStore):
         ...
         store.save(step, model, optimizer, sampler=sampler.state_dict())
 
+    To go on in the middle of an epoch as if nothing had happened, save the random state as well:
+    ``store.save(..., random=hvd.gather_random_state())``, which every rank then has to call.
+
+    The first save locks the directory for this process, until it ends or ``close`` is called.
+
     Args:
         directory: Only rank 0 needs to see it, unless another rank restores.
         keep: How many of the newest checkpoints to keep; None keeps all.
+        keep_best: How many of those with the best scores to keep beside them.
+        best_mode: Whether the best score is the least (``"min"``) or the greatest (``"max"``).
+        asynchronous: ``save`` copies the state into the host's memory, a thread writes it. A
+            second save waits for the first to be written, so there is one copy at most. An error
+            is logged when it happens and raised by the next ``save``, ``wait`` or ``close``, or
+            at the end of ``with store:``. The interpreter waits for the thread before it exits.
     """
+
+    framework = "torch"
 
     def save(
         self,
         step: int,
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        *,
+        score: float | None = None,
+        random: Sequence[dict[str, Any]] | None = None,
         **extra: Any,
     ) -> Path | None:
         """Save on rank 0; every other rank returns at once.
@@ -49,23 +70,32 @@ class CheckpointStore(checkpoint.CheckpointStore):
             step: Training steps done.
             model: Saved as its ``state_dict``.
             optimizer: Saved as its ``state_dict``, plain or distributed alike.
+            score: What the best checkpoints are chosen by, such as the validation loss; of rank
+                0. NaN, infinities and None: never the best.
+            random: What ``gather_random_state`` returned.
             extra: Numbers, strings, tensors, and dicts, lists and tuples of them.
 
         Returns:
             The path of the payload on rank 0, None elsewhere.
 
         Raises:
-            CheckpointError: On rank 0, if it cannot be written, or holds an object that could
-                not be loaded again without running code from the file.
+            CheckpointError: On rank 0, if it cannot be written, another job writes there, or it
+                holds an object that could not be loaded again without running code from the
+                file. In an asynchronous store, errors of the checkpoint before.
         """
         if rank() != 0:
+            self.close()  # in an elastic job this process may have been rank 0
             return None
+        self.wait()  # before another copy is made
         state = {
             "step": step,
             "model": None if model is None else model.state_dict(),
             "optimizer": None if optimizer is None else optimizer.state_dict(),
+            "random": None if random is None else list(random),
             "extra": extra,
         }
+        if self.asynchronous:
+            state = copy_to_host(state)
 
         def write(file: BinaryIO) -> None:
             _dump(state, file)
@@ -78,25 +108,38 @@ class CheckpointStore(checkpoint.CheckpointStore):
                     "dicts and lists"
                 )
 
-        return self.write(step, write)
+        return self.write(step, write, score)
 
-    def load(self, step: int | None = None, map_location: Any = "cpu") -> dict[str, Any] | None:
-        """Load the newest whole checkpoint, or that of a step, on the rank that calls.
+    def load(
+        self, step: int | None = None, map_location: Any = "cpu", *, best: bool = False
+    ) -> dict[str, Any] | None:
+        """Load the newest whole checkpoint, that of a step or the best, on the rank that calls.
 
         Args:
             step: None for the newest.
             map_location: Where tensors go, as in ``torch.load``.
+            best: That with the best score.
 
         Returns:
-            ``{"step", "model", "optimizer", "extra"}``; None when the store is empty.
+            ``{"step", "model", "optimizer", "random", "extra"}``; None when the store is empty,
+            or none has a score.
 
         Raises:
-            CheckpointError: If there are checkpoints but none can be used, or none of ``step``.
+            CheckpointError: If there are checkpoints but none can be used, or none of ``step``;
+                if another framework wrote it; if it is not what ``save`` writes, and loading it
+                could run code.
         """
-        found = self.latest() if step is None else self.find(step)
+        found = self.choose(step, best)
         if found is None:
             return None
-        return torch.load(found.path, map_location=map_location, weights_only=True)
+        try:
+            state = torch.load(found.path, map_location=map_location, weights_only=True)
+            return {"random": None} | {key: state[key] for key in _KEYS} | state
+        except Exception as error:  # the old format's reader raises all kinds
+            raise CheckpointError(
+                f"{found.path} cannot be loaded as a checkpoint of hvdkit.torch, and nothing in "
+                f"it was run: {type(error).__name__}: {error}"
+            ) from error
 
 
 def restore_or_broadcast(
@@ -105,11 +148,14 @@ def restore_or_broadcast(
     optimizer: torch.optim.Optimizer | None = None,
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
+    *,
+    best: bool = False,
 ) -> dict[str, Any] | None:
     """Start every rank from the newest checkpoint, or from the root's initial state.
 
     The root reads the store; model, optimizer and the rest then go to all ranks as
-    ``broadcast_initial_state`` sends them.
+    ``broadcast_initial_state`` sends them. If the random state was saved, each rank gets its own
+    back, and with another number of ranks one that follows from what was saved.
 
     Collective: every rank of ``process_set`` must call.
 
@@ -119,6 +165,7 @@ def restore_or_broadcast(
         optimizer: Likewise.
         root_rank: The global rank that reads and sends.
         process_set: The ranks to send to.
+        best: From the checkpoint with the best score instead of the newest.
 
     Returns:
         What ``save`` was given as extra, and ``"step"``; None when the store is empty.
@@ -127,14 +174,17 @@ def restore_or_broadcast(
         CheckpointError: On the root, if no checkpoint can be used; the other ranks raise
             RankDisagreementError at the same time, which quotes it.
     """
-    extra: dict[str, Any] | None = None
+    restored: tuple[Any, Any] = None, None
     with share_errors("restore_or_broadcast", process_set):
         if rank() == root_rank:
-            extra = _restore(store, model, optimizer)
+            restored = _restore(store, model, optimizer, best)
     broadcast_initial_state(model, optimizer, root_rank, process_set)
-    return broadcast_object(
-        extra, root_rank, name="restore_or_broadcast.extra", process_set=process_set
+    extra, random = broadcast_object(
+        restored, root_rank, name="restore_or_broadcast.extra", process_set=process_set
     )
+    if random is not None:
+        restore_random_state(random, process_set)
+    return extra
 
 
 def _dump(state: dict[str, Any], file: BinaryIO) -> None:
@@ -148,11 +198,15 @@ def _dump(state: dict[str, Any], file: BinaryIO) -> None:
 
 
 def _restore(
-    store: CheckpointStore, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
-) -> dict[str, Any] | None:
-    saved = store.load()
+    store: CheckpointStore,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    best: bool,
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
+    """Restore on the root; return the extra values and the random states."""
+    saved = store.load(best=True) if best else store.load()
     if saved is None:
-        return None
+        return None, None
     for name, target in (("model", model), ("optimizer", optimizer)):
         if target is None:
             continue
@@ -169,7 +223,7 @@ def _restore(
             ) from error
     if optimizer is not None:
         _undo_casts(optimizer, saved["optimizer"]["state"])
-    return {**saved["extra"], "step": saved["step"]}
+    return {**saved["extra"], "step": saved["step"]}, saved.get("random")
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[Any, Any]) -> None:

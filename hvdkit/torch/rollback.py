@@ -88,7 +88,9 @@ class _Chosen(CheckpointStore):
         super().__init__(store.directory, store.keep)
         self._saved = saved
 
-    def load(self, step: int | None = None, map_location: Any = "cpu") -> dict[str, Any] | None:
+    def load(
+        self, step: int | None = None, map_location: Any = "cpu", *, best: bool = False
+    ) -> dict[str, Any] | None:
         return self._saved
 
 

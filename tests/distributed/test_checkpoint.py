@@ -10,8 +10,9 @@ WORKER = Path(__file__).with_name("worker_checkpoint.py")
 
 
 @pytest.fixture(scope="module")
-def run():
-    return launch(WORKER)
+def run(tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("checkpoints")
+    return launch(WORKER, env={"HVDKIT_TEST_SCRATCH": str(scratch)})
 
 
 @pytest.mark.parametrize("check", check_names(WORKER))

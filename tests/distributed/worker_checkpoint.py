@@ -1,8 +1,13 @@
 """Checks of CheckpointStore and restore_or_broadcast."""
 
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
 import resource
-import shutil
-import tempfile
+import threading
 import warnings
 from pathlib import Path
 
@@ -14,18 +19,18 @@ from torch import nn
 import hvdkit.torch as hvd
 from hvdkit.errors import CheckpointError, RankDisagreementError
 from hvdkit.torch.checkpoint import CheckpointStore, restore_or_broadcast
-from hvdkit.torch.collectives import allgather_object, broadcast_object
+from hvdkit.torch.collectives import allgather_object
+from hvdkit.torch.random_state import gather_random_state
 from hvdkit.torch.replicas import check_replicas
 from hvdkit.torch.sampler import shard
 from tests.distributed.worker import run_checks
 
-SCRATCH: list[Path] = []
+SCRATCH = Path(os.environ["HVDKIT_TEST_SCRATCH"])
+COUNT = iter(range(1000))
 
 
 def new_directory():
-    path = tempfile.mkdtemp(prefix="hvdkit-checkpoints-") if hvd.rank() == 0 else None
-    SCRATCH.append(Path(broadcast_object(path, name="directory")))
-    return SCRATCH[-1]
+    return SCRATCH / f"checkpoints-{next(COUNT)}"
 
 
 def make(seed, wrapped=True):
@@ -209,7 +214,7 @@ def check_a_full_disk_is_named():
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert store.load()["step"] == 1
-        assert len(list(store.directory.iterdir())) == 2
+        assert len(list(store.directory.glob("*-step-*"))) == 2
     hvd.barrier()
 
 
@@ -227,11 +232,189 @@ def check_another_root_reads_its_own_store():
     assert len(set(allgather_object(str(everything(other, fresh)), name="all"))) == 1
 
 
-def check_scratch_is_removed():
+def check_the_best_is_kept_and_restored():
+    store = CheckpointStore(new_directory(), keep=1, keep_best=1, best_mode="max")
+    model, optimizer = make(3)
+    for step, score in enumerate([torch.tensor(0.25), np.float32(0.75), 0.5]):
+        train(model, optimizer, 1)
+        store.save(step, model, optimizer, score=score, seen=step)
+        if step == 1:
+            best = {key: value.clone() for key, value in model.state_dict().items()}
     hvd.barrier()
     if hvd.rank() == 0:
-        for path in SCRATCH:
-            shutil.rmtree(path)
+        assert [saved.step for saved in store.checkpoints()] == [1, 2]
+        assert store.load(best=True)["extra"] == {"seen": 1}
+    assert restore_or_broadcast(store, model, optimizer, best=True) == {"step": 1, "seen": 1}
+    assert equal(dict(model.state_dict()), best)
+    assert restore_or_broadcast(store, model, optimizer) == {"step": 2, "seen": 2}
+
+
+def check_what_is_written_beside_training_is_the_state_at_the_call():
+    """The writer is held back until training has changed everything."""
+    go = threading.Event()
+
+    class Held(CheckpointStore):
+        def write(self, step, write_payload, score=None):
+            return super().write(step, lambda file: (go.wait(30), write_payload(file)), score)
+
+    directory = new_directory()
+    model, optimizer = make(4)
+    train(model, optimizer, 2)
+    base = torch.arange(6.0)
+    aliases = {"base": base, "row": base.view(2, 3)[1], "column": base.view(2, 3)[:, 1]}
+    aliases["nested"] = [(base[2:4], {"again": base})]
+    plain = CheckpointStore(directory / "plain")
+    plain.save(2, model, optimizer, shared=aliases, history=[1, 2])
+    store = Held(directory / "held", asynchronous=True)
+    history = [1, 2]
+    store.save(2, model, optimizer, shared=aliases, history=history)
+    train(model, optimizer, 2, seed=1)
+    base.fill_(-1)
+    history.append(3)
+    go.set()
+    store.wait()
+    if hvd.rank() == 0:
+        [expected, found] = [one.load() for one in (plain, store)]
+        assert list(expected["model"]) == list(found["model"])
+        assert expected["model"]._metadata == found["model"]._metadata
+        assert equal(expected["model"], found["model"])
+        for theirs, ours in zip(
+            expected["optimizer"]["state"].values(),
+            found["optimizer"]["state"].values(),
+            strict=True,
+        ):
+            assert equal(theirs, ours)
+        assert not equal(dict(model.state_dict()), found["model"])
+        shared = found["extra"]["shared"]
+        assert found["extra"]["history"] == [1, 2]
+        assert torch.equal(shared["base"], torch.arange(6.0))
+        assert torch.equal(shared["column"], torch.tensor([1.0, 4.0]))
+        shared["base"].fill_(7)  # the others are still views of it
+        assert shared["row"].tolist() == [7, 7, 7]
+        assert shared["nested"][0][0].tolist() == [7, 7]
+        sizes = [one.latest().path.stat().st_size for one in (plain, store)]
+        assert abs(sizes[0] - sizes[1]) < 100  # no tensor is there twice
+    hvd.barrier()
+
+
+def check_every_kind_of_tensor_is_copied():
+    store = CheckpointStore(new_directory(), asynchronous=True)
+    kinds = {
+        "parameter": nn.Parameter(torch.ones(2), requires_grad=False),
+        "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+        "transposed": torch.arange(6).view(2, 3).t(),
+        "sparse": torch.eye(3).to_sparse(),
+        "complex": torch.tensor([1 + 2j]).conj(),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(3),
+    }
+    store.save(1, **kinds)
+    for tensor in kinds.values():
+        if tensor.layout == torch.strided:
+            tensor.detach().zero_()
+    store.wait()
+    if hvd.rank() == 0:
+        found = store.load()["extra"]
+        assert isinstance(found["parameter"], nn.Parameter)
+        assert torch.equal(found["parameter"], torch.ones(2))
+        assert torch.equal(found["bfloat16"], torch.ones(3, dtype=torch.bfloat16))
+        assert torch.equal(found["transposed"], torch.arange(6).view(2, 3).t())
+        assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
+        assert found["complex"].tolist() == [1 - 2j]
+        assert found["empty"].shape == (0, 4)
+        assert found["scalar"].item() == 3
+
+
+def check_an_error_beside_training_comes_with_the_next_save():
+    store = CheckpointStore(new_directory(), asynchronous=True)
+    store.save(1, loss=0.5)
+    store.save(2, loss=np.float64(0.5))
+    if hvd.rank() == 0:
+        with pytest.raises(CheckpointError, match=r"step 2 holds .*numpy"):
+            store.save(3, loss=0.5)
+    store.save(4, loss=0.25)
+    store.wait()
+    if hvd.rank() == 0:
+        assert [saved.step for saved in store.checkpoints()] == [1, 4]
+    hvd.barrier()
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, (str(SCRATCH / "bombed"),)
+
+
+def replace_payload(path, data):
+    """Put another payload under a manifest that fits it."""
+    path.write_bytes(data)
+    manifest = json.loads(path.with_suffix(".json").read_text())
+    del manifest["manifest_sha256"]
+    manifest |= {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    seal = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(manifest | {"manifest_sha256": seal}, indent=2)
+    path.with_suffix(".json").write_text(text)
+
+
+def check_code_under_a_valid_manifest_is_refused_and_not_run():
+    store = CheckpointStore(new_directory())
+    model, optimizer = make(0)
+    path = store.save(1, model, optimizer)
+    kind = CheckpointError if hvd.rank() == 0 else RankDisagreementError
+    zipped = io.BytesIO()
+    torch.save({"step": 1, "model": Bomb(), "optimizer": None, "extra": {}}, zipped)
+    for data in (pickle.dumps(Bomb()), zipped.getvalue(), b"text", b"", pickle.dumps({"a": 1})):
+        if hvd.rank() == 0:
+            replace_payload(path, data)
+            assert store.latest() is not None
+        hvd.barrier()
+        with pytest.raises(kind, match=r"cannot be loaded as a checkpoint of hvdkit\.torch"):
+            restore_or_broadcast(store, model, optimizer)
+    assert not (SCRATCH / "bombed").exists()
+
+
+def check_a_checkpoint_of_the_first_format_is_read():
+    """As hvdkit 0.1 wrote it: no framework in the manifest, no random state in the payload."""
+    directory = new_directory()
+    model, optimizer = make(1)
+    if hvd.rank() == 0:
+        directory.mkdir()
+        path = directory / "00000001-step-5.ckpt"
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "extra": {}}
+        torch.save({"step": 5, **state}, path)
+        entries = {"format": 1, "sequence": 1, "step": 5, "payload": path.name}
+        path.with_suffix(".json").write_text(json.dumps(entries | {"manifest_sha256": ""}))
+        replace_payload(path, path.read_bytes())
+    other, fresh = make(2)
+    assert restore_or_broadcast(CheckpointStore(directory), other, fresh) == {"step": 5}
+    assert equal(everything(other, fresh), everything(model, optimizer))
+
+
+def draw():
+    return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+
+def check_every_rank_gets_its_own_random_state_back():
+    store = CheckpointStore(new_directory())
+    model, _ = make(1)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(100 + hvd.rank())
+    draw()
+    store.save(1, model, random=gather_random_state())
+    expected = draw()
+    hvd.barrier()
+    assert restore_or_broadcast(store, model) == {"step": 1}
+    assert draw() == expected
+    assert len(set(allgather_object(expected, name="draws"))) == hvd.size()
+    # As if it had been saved by one rank: every rank draws what follows from that, its own.
+    alone = new_directory()
+    CheckpointStore(alone).save(1, model, random=gather_random_state()[:1])
+    hvd.barrier()
+    drawn = []
+    for _ in range(2):
+        restore_or_broadcast(CheckpointStore(alone), model)
+        drawn.append(draw())
+    assert drawn[0] == drawn[1]
+    assert len(set(allgather_object(drawn[0], name="draws"))) == hvd.size()
 
 
 if __name__ == "__main__":
