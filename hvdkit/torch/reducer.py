@@ -374,6 +374,7 @@ class GradientReducer:
         # hvd.init() makes a new map: an elastic job has restarted, and ranks that joined
         # know nothing of our plan.
         if mpi_ops._handle_map is not self._world:
+            self._plans = 0  # whose names must be those of ranks that have just started
             self.restart()
 
     def _check_conversions(self) -> None:
