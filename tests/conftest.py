@@ -1,4 +1,4 @@
-"""Tests that start workers need Horovod, others a browser; without it they skip, or are refused."""
+"""Tests that start workers need Horovod, some a browser or sshd; else they skip, or are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-NEEDS_HOROVOD = {"distributed", "examples", "test_bench.py", "test_profile.py"}
+NEEDS_HOROVOD = {
+    "distributed",
+    "examples",
+    "test_bench.py",
+    "test_elastic_tensorflow.py",
+    "test_elastic_torch.py",
+    "test_profile.py",
+}
 LIBRARIES = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
 
 
@@ -37,18 +44,36 @@ def _missing_for_browser() -> str | None:
     return None
 
 
+def _missing_for_elastic() -> str | None:
+    folders = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
+    for program in ("sshd", "ssh", "ssh-keygen"):
+        if shutil.which(program, path=folders) is None:
+            return f"{program} is not installed (Debian: apt-get install openssh-server)"
+    return None
+
+
+# What a fixture needs beside Horovod, and the word that demands its tests.
+FIXTURES = {
+    "browser": ("browser", "in a browser", _missing_for_browser),
+    "loopback": ("elastic", "of elastic jobs", _missing_for_elastic),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what something is missing for, or refuse where ``HVDKIT_REQUIRE`` has its word.
 
-    The words: distributed, for Horovod; browser, for tests with the fixture of that name.
+    The words: distributed, for Horovod; browser and elastic, for tests with the fixtures that need
+    a browser or an OpenSSH server.
     """
     words = os.environ.get("HVDKIT_REQUIRE", "").split(",")
     required = "distributed" in words
     for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):
-            missing = _missing_for_browser()
-            if missing and "browser" in words:
-                raise pytest.UsageError(f"HVDKIT_REQUIRE demands the tests in a browser: {missing}")
+        for fixture, (word, tests, find_missing) in FIXTURES.items():
+            if fixture not in getattr(item, "fixturenames", ()):
+                continue
+            missing = find_missing()
+            if missing and word in words:
+                raise pytest.UsageError(f"HVDKIT_REQUIRE demands the tests {tests}: {missing}")
             if missing:
                 item.add_marker(pytest.mark.skip(reason=missing))
         if not NEEDS_HOROVOD & set(item.path.relative_to(ROOT).parts):
