@@ -26,6 +26,10 @@ def load_newest_good(
     Raises:
         CheckpointError: There is none.
     """
+    try:
+        store.wait()
+    except CheckpointError as error:
+        warnings.warn(f"a checkpoint is missing: {error}", stacklevel=2)
     load: Callable[[int], dict[str, Any]] = store.load  # type: ignore[attr-defined]
     steps = dict.fromkeys(saved.step for saved in reversed(store.checkpoints()))
     for step in steps:

@@ -4,6 +4,7 @@ A script that says ``import horovod.tensorflow.keras as hvd`` (or ``horovod.kera
 ``import hvdkit.keras as hvd`` instead.
 """
 
+from hvdkit.events import EventLog
 from hvdkit.keras import callbacks, elastic
 from hvdkit.keras.backend import hvd as _hvd
 from hvdkit.keras.buffers import average_buffers
@@ -11,9 +12,12 @@ from hvdkit.keras.callbacks import rank_zero
 from hvdkit.keras.checkpoint import CheckpointStore, restore_or_broadcast
 from hvdkit.keras.data import shard
 from hvdkit.keras.device import pick_device, set_threads
+from hvdkit.keras.health import HealthMonitor
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdkit.keras.random_state import gather_random_state
 from hvdkit.keras.replicas import ReplicaCheck, check_replicas
+from hvdkit.keras.rollback import roll_back
 from hvdkit.keras.saving import load_model
 from hvdkit.keras.schedule import scale_learning_rate
 from hvdkit.keras.startup import init
@@ -62,6 +66,8 @@ __all__ = [
     "CheckpointStore",
     "Compression",
     "DistributedOptimizer",
+    "EventLog",
+    "HealthMonitor",
     "PartialDistributedOptimizer",
     "ProcessSet",
     "ReplicaCheck",
@@ -84,6 +90,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "gather_random_state",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -103,6 +110,7 @@ __all__ = [
     "remove_process_set",
     "restore_or_broadcast",
     "rocm_built",
+    "roll_back",
     "scale_learning_rate",
     "set_threads",
     "shard",

@@ -16,6 +16,7 @@ from hvdkit.events import EventLog
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.checkpoint import CheckpointStore
 from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.health_callback import HealthCallback
 from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdkit.keras.metric_average import MetricAverageCallback
@@ -26,6 +27,7 @@ from hvdkit.replicas import DEFAULT_STEPS
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "HealthCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
@@ -216,6 +218,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 # Callbacks that communicate, or that steer the training and have to do so on every rank.
 _FOR_EVERY_RANK = (
     BroadcastGlobalVariablesCallback,
+    HealthCallback,
     LearningRateScheduleCallback,
     MetricAverageCallback,
     ReplicaCheckCallback,

@@ -38,6 +38,7 @@ class Distribution:
         self.scale_local_gradients = scale_local_gradients
         self.local_variables: list[Any] = []
         self.variables: list[Any] = []  # those of the update under way
+        self.guard: Any = None  # an UpdateGuard, if updates are watched
         self.agreed = alone  # on hyper-parameters
 
     def is_local(self, variable: Any) -> bool:
@@ -58,9 +59,12 @@ class Distribution:
                 [results[index] for index in shared],
                 self.options,
                 [self.variables[index] for index in shared],
+                self.guard,
             )
             for index, gradient in zip(shared, reduced, strict=True):
                 results[index] = gradient
+        if self.guard is not None:
+            self._judge(results, [] if self.alone else shared)
         if self.scale_local_gradients and not self.alone:
             ranks = self.options.process_set.size()
             for index in set(range(len(results))) - set(shared):
@@ -70,6 +74,15 @@ class Distribution:
         if self.clip_grad_norm is not None:
             results = _clip(results, self.clip_grad_norm)
         return results
+
+    def _judge(self, results: list[Any], shared: list[int]) -> None:
+        """Let the guard decide; where gradients are local, together with the other ranks."""
+        local = [results[index] for index in range(len(results)) if index not in set(shared)]
+        options = self.options
+        agree = local and not self.alone
+        self.guard.judge(
+            local, local, options.process_set if agree else None, f"{options.name}.finite"
+        )
 
     def reduce_overwriting(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce what overwrites its variable, which Keras does without an update."""
@@ -98,6 +111,8 @@ class Distribution:
         results = list(gradients)
         if self.alone or is_tensorflow():
             return results
+        if self.guard is not None:
+            self.guard.note_ready(results)
         process_set = self.options.process_set
         present = np.array([gradient is not None for gradient in results], np.int32)
         holders = sum_array(present, name=f"{self.options.name}.present", process_set=process_set)

@@ -107,7 +107,10 @@ class ReductionOptions:
 
 @keep_as_written
 def reduce_gradients(
-    gradients: Sequence[Any], options: ReductionOptions, variables: Sequence[Any] = ()
+    gradients: Sequence[Any],
+    options: ReductionOptions,
+    variables: Sequence[Any] = (),
+    guard: Any = None,
 ) -> list[Any]:
     """Reduce gradients over all ranks; works inside and outside of ``tf.function``.
 
@@ -121,6 +124,7 @@ def reduce_gradients(
         gradients: Tensors of the backend, no None.
         options: How.
         variables: One for each gradient; what groups of variables refer to.
+        guard: An ``UpdateGuard`` that is shown what is sent and received.
 
     Returns:
         The reduced gradients, in the same order, dtypes and shapes.
@@ -140,7 +144,10 @@ def reduce_gradients(
         reduced = _take_largest([results[index] for index in overwriting], options)
         if rest:
             reduced += reduce_gradients(
-                [results[index] for index in rest], options, [variables[index] for index in rest]
+                [results[index] for index in rest],
+                options,
+                [variables[index] for index in rest],
+                guard,
             )
         for index, gradient in zip(overwriting + rest, reduced, strict=True):
             results[index] = gradient
@@ -160,8 +167,12 @@ def reduce_gradients(
             packed, context = options.compression.compress(packed)
         sent.append(packed)
         contexts.append(context)
+    if guard is not None:
+        guard.note_sent(sent)
     names = [f"{name}.{number}" for number in range(len(sent))]
     received = allreduce_tensors(sent, names, process_set=options.process_set, **options.factors())
+    if guard is not None:
+        guard.note_received(received)
     for bucket, kind, result, context in zip(buckets, kinds, received, contexts, strict=True):
         if not kind[0].sparse:
             result = options.compression.decompress(result, context)

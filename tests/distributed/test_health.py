@@ -1,4 +1,4 @@
-"""Gradients that are not finite on one rank, rollback, stragglers; see worker_health.py."""
+"""What is not finite on one rank, rollback, stragglers; see the two worker files."""
 
 from pathlib import Path
 
@@ -6,15 +6,30 @@ import pytest
 
 from tests.distributed.launch import check_names, launch
 
-WORKER = Path(__file__).with_name("worker_health.py")
+TORCH = Path(__file__).with_name("worker_health.py")
+KERAS = Path(__file__).with_name("worker_keras_health.py")
+RUNS = {
+    "2 workers": (TORCH, 2, {}),
+    "3 workers": (TORCH, 3, {}),
+    "Keras on TensorFlow": (KERAS, 2, {"KERAS_BACKEND": "tensorflow"}),
+    "Keras on TensorFlow, 3 workers": (KERAS, 3, {"KERAS_BACKEND": "tensorflow"}),
+    "Keras on PyTorch": (KERAS, 2, {"KERAS_BACKEND": "torch"}),
+}
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 workers", "3 workers"])
-def run(request, tmp_path_factory):
-    scratch = tmp_path_factory.mktemp("health")
-    return launch(WORKER, np=request.param, env={"HVDKIT_TEST_SCRATCH": str(scratch)})
+@pytest.fixture(scope="module")
+def runs():
+    """Runs by name, each launched when its first check is asked for."""
+    return {}
 
 
-@pytest.mark.parametrize("check", check_names(WORKER))
-def test_check(run, check):
-    run.require(check)
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [(name, check) for name, (worker, _, _) in RUNS.items() for check in check_names(worker)],
+)
+def test_check(runs, name, check, tmp_path_factory):
+    if name not in runs:
+        worker, np, env = RUNS[name]
+        env = {"HVDKIT_TEST_SCRATCH": str(tmp_path_factory.mktemp("health")), **env}
+        runs[name] = launch(worker, np=np, env=env)
+    runs[name].require(check)

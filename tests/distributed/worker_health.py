@@ -490,7 +490,8 @@ def check_a_straggler_a_spike_and_figures_are_found_in_windows():
     model, optimizer, _ = _make("window", lr=1e-3)
     board = _Board()
     events = hvd.EventLog(SCRATCH / "window.jsonl", tensorboard=board)
-    monitor = hvd.HealthMonitor(model, optimizer, window=30, events=events)
+    # a busy machine slows ranks down too, by less
+    monitor = hvd.HealthMonitor(model, optimizer, window=30, straggler_factor=6.0, events=events)
     batch = make_batches(1)[0]
     for number in range(90):
         loss = compute_loss(model, take_part(batch)) * (1000 if number == 40 else 1)
