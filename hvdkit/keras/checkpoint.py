@@ -15,6 +15,7 @@ from hvdkit import agreement, checkpoint
 from hvdkit.errors import CheckpointError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.random_state import restore_random_state
 from hvdkit.keras.state import (
     broadcast_initial_state,
     describe_variable,
@@ -37,13 +38,34 @@ class CheckpointStore(checkpoint.CheckpointStore):
         ...
         store.save(step, model, optimizer, epoch=epoch)
 
+    To go on in the middle of an epoch as if nothing had happened, save the random state as well:
+    ``store.save(..., random=hvd.gather_random_state(model))``, which every rank then has to call.
+    In ``fit``, ``callbacks.CheckpointCallback`` does all of it.
+
+    The first save locks the directory for this process, until it ends or ``close`` is called.
+
     Args:
         directory: Only rank 0 needs to see it, unless another rank restores.
         keep: How many of the newest checkpoints to keep; None keeps all.
+        keep_best: How many of those with the best scores to keep beside them.
+        best_mode: Whether the best score is the least (``"min"``) or the greatest (``"max"``).
+        asynchronous: ``save`` copies the state into the host's memory, a thread writes it. A
+            second save waits for the first to be written, so there is one copy at most. An error
+            is logged when it happens and raised by the next ``save``, ``wait`` or ``close``, or
+            at the end of ``with store:``. The interpreter waits for the thread before it exits.
     """
 
+    framework = "keras"
+
     def save(
-        self, step: int, model: Any = None, optimizer: Any = None, **extra: Any
+        self,
+        step: int,
+        model: Any = None,
+        optimizer: Any = None,
+        *,
+        score: float | None = None,
+        random: Sequence[dict[str, Any]] | None = None,
+        **extra: Any,
     ) -> Path | None:
         """Save on rank 0; every other rank returns at once.
 
@@ -54,18 +76,26 @@ class CheckpointStore(checkpoint.CheckpointStore):
         Args:
             step: Training steps done.
             model: Its variables are saved, seeds included.
-            optimizer: Its variables are saved, plain or distributed alike.
+            optimizer: Its variables are saved, plain or distributed alike; built if it was not.
+            score: What the best checkpoints are chosen by, such as the validation loss; of rank
+                0. NaN, infinities and None: never the best.
+            random: What ``gather_random_state`` returned.
             extra: Numbers, strings, arrays, tensors, and dicts, lists and tuples of them.
 
         Returns:
             The path of the payload on rank 0, None elsewhere.
 
         Raises:
-            CheckpointError: On rank 0, if it cannot be written, or holds an object that could
-                not be loaded again without running code from the file.
+            CheckpointError: On rank 0, if it cannot be written, another job writes there, or it
+                holds an object that could not be loaded again without running code from the
+                file. In an asynchronous store, errors of the checkpoint before.
         """
         if hvd.rank() != 0:
+            self.close()  # in an elastic job this process may have been rank 0
             return None
+        self.wait()  # before another copy is made
+        if model is not None and optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)  # a fresh one: restoring builds it too
         arrays: list[np.ndarray] = []
         state = {
             "step": step,
@@ -73,6 +103,7 @@ class CheckpointStore(checkpoint.CheckpointStore):
             "optimizer": (
                 None if optimizer is None else _encode_variables("optimizer", optimizer, arrays)
             ),
+            "random": None if random is None else _encode(list(random), "random", arrays),
             "extra": [[name, _encode(value, name, arrays)] for name, value in extra.items()],
         }
         header = json.dumps(state | {"arrays": [_describe(array) for array in arrays]})
@@ -84,22 +115,24 @@ class CheckpointStore(checkpoint.CheckpointStore):
             }
             np.savez(file, header=np.frombuffer(header.encode(), np.uint8), **payload)
 
-        return self.write(step, write)
+        return self.write(step, write, score)
 
-    def load(self, step: int | None = None) -> dict[str, Any] | None:
-        """Load the newest whole checkpoint, or that of a step, on the rank that calls.
+    def load(self, step: int | None = None, *, best: bool = False) -> dict[str, Any] | None:
+        """Load the newest whole checkpoint, that of a step or the best, on the rank that calls.
 
         Args:
             step: None for the newest.
+            best: That with the best score.
 
         Returns:
-            ``{"step", "model", "optimizer", "extra"}``, model and optimizer as lists of (name,
-            dtype and shape, array); None when the store is empty.
+            ``{"step", "model", "optimizer", "random", "extra"}``, model and optimizer as lists of
+            (name, dtype and shape, array); None when the store is empty, or none has a score.
 
         Raises:
-            CheckpointError: If there are checkpoints but none can be used, or none of ``step``.
+            CheckpointError: If there are checkpoints but none can be used, or none of ``step``;
+                if another framework wrote it, or it is not what ``save`` writes.
         """
-        found = self.latest() if step is None else self.find(step)
+        found = self.choose(step, best)
         if found is None:
             return None
         try:
@@ -109,13 +142,15 @@ class CheckpointStore(checkpoint.CheckpointStore):
                     payload[f"array{i}"].view(np.dtype(dtype)).reshape(shape)
                     for i, (dtype, shape) in enumerate(state.pop("arrays"))
                 ]
-        except (ValueError, KeyError, OSError) as error:
+        except Exception as error:  # of zip files, of arrays, of the header
             raise CheckpointError(
-                f"{found.path} is no checkpoint of hvdkit.keras: {error}"
+                f"{found.path} cannot be loaded as a checkpoint of hvdkit.keras: "
+                f"{type(error).__name__}: {error}"
             ) from error
         for part in ("model", "optimizer"):
             if state[part] is not None:
                 state[part] = [(name, kind, arrays[i]) for name, kind, i in state[part]]
+        state["random"] = _decode(state.get("random"), arrays)
         state["extra"] = {name: _decode(value, arrays) for name, value in state["extra"]}
         return dict(state)
 
@@ -126,11 +161,14 @@ def restore_or_broadcast(
     optimizer: Any = None,
     root_rank: int = 0,
     process_set: Any = hvd.global_process_set,
+    *,
+    best: bool = False,
 ) -> dict[str, Any] | None:
     """Start every rank from the newest checkpoint, or from the root's initial state.
 
     The root reads the store; model, optimizer and the rest then go to all ranks as
-    ``broadcast_initial_state`` sends them.
+    ``broadcast_initial_state`` sends them. If the random state was saved, each rank gets its own
+    back, and with another number of ranks one that follows from what was saved.
 
     Collective: every rank of ``process_set`` must call.
 
@@ -140,6 +178,7 @@ def restore_or_broadcast(
         optimizer: Likewise; by default the one that the model was compiled with, if any.
         root_rank: The global rank that reads and sends.
         process_set: The ranks to send to.
+        best: From the checkpoint with the best score instead of the newest.
 
     Returns:
         What ``save`` was given as extra, and ``"step"``; None when the store is empty.
@@ -149,21 +188,27 @@ def restore_or_broadcast(
             RankDisagreementError at the same time, which quotes it.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    extra: dict[str, Any] | None = None
+    restored: tuple[Any, Any] = None, None
     with agreement.share_errors(
         "restore_or_broadcast", gather=gather_over(process_set), ranks=process_set.ranks
     ):
         if hvd.rank() == root_rank:
-            extra = _restore(store, model, optimizer)
+            restored = _restore(store, model, optimizer, best)
     broadcast_initial_state(model, optimizer, root_rank, process_set)
-    everyones = allgather_object(extra, name="restore_or_broadcast", process_set=process_set)
-    return everyones[list(process_set.ranks).index(root_rank)]
+    everyones = allgather_object(restored, name="restore_or_broadcast", process_set=process_set)
+    extra, random = everyones[list(process_set.ranks).index(root_rank)]
+    if random is not None:
+        restore_random_state(random, model, process_set)
+    return extra
 
 
-def _restore(store: CheckpointStore, model: Any, optimizer: Any) -> dict[str, Any] | None:
-    saved = store.load()
+def _restore(
+    store: CheckpointStore, model: Any, optimizer: Any, best: bool
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
+    """Restore on the root; return the extra values and the random states."""
+    saved = store.load(best=True) if best else store.load()
     if saved is None:
-        return None
+        return None, None
     targets = [("model", model)] + ([] if optimizer is None else [("optimizer", optimizer)])
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -192,7 +237,7 @@ def _restore(store: CheckpointStore, model: Any, optimizer: Any) -> dict[str, An
     # All fit: nothing is left half restored.
     for variable, array in assignments:
         variable.assign(array)
-    return {**saved["extra"], "step": saved["step"]}
+    return {**saved["extra"], "step": saved["step"]}, saved.get("random")
 
 
 def _name(part: str, target: Any) -> list[tuple[str, Any]]:

@@ -36,9 +36,11 @@ def runs():
         for check in check_names(worker)
     ],
 )
-def test_check(runs, worker, check, backend):
+def test_check(runs, tmp_path_factory, worker, check, backend):
     if (worker, backend) not in runs:
-        runs[worker, backend] = launch(worker, env={"KERAS_BACKEND": backend}, timeout_s=300)
+        scratch = tmp_path_factory.mktemp(worker.stem)
+        env = {"KERAS_BACKEND": backend, "HVDKIT_TEST_SCRATCH": str(scratch)}
+        runs[worker, backend] = launch(worker, env=env, timeout_s=300)
     runs[worker, backend].require(check)
 
 

@@ -1,10 +1,12 @@
 """Checks of CheckpointStore and restore_or_broadcast, on either backend of Keras."""
 
 import json
-import shutil
+import os
+import random
+import resource
 import subprocess
 import sys
-import tempfile
+import threading
 import warnings
 from pathlib import Path
 
@@ -17,13 +19,12 @@ from hvdkit.errors import CheckpointError, RankDisagreementError
 from hvdkit.keras.collectives import allgather_object
 from tests.distributed.worker import run_checks
 
-SCRATCH = []
+SCRATCH = Path(os.environ["HVDKIT_TEST_SCRATCH"])
+COUNT = iter(range(1000))
 
 
 def new_directory():
-    path = tempfile.mkdtemp(prefix="hvdkit-checkpoints-") if hvd.rank() == 0 else None
-    SCRATCH.append(Path(everyones(path)[0]))
-    return SCRATCH[-1]
+    return SCRATCH / f"checkpoints-{next(COUNT)}"
 
 
 def everyones(value):
@@ -115,9 +116,10 @@ def check_the_manifest_is_that_of_every_adapter():
     if hvd.rank() == 0:
         manifest = json.loads(path.with_suffix(".json").read_text())
         assert set(manifest) == {
-            *("format", "sequence", "step", "payload", "size_bytes", "sha256", "manifest_sha256")
+            *("format", "framework", "hvdkit_version", "sequence", "step", "score", "payload"),
+            *("size_bytes", "sha256", "manifest_sha256"),
         }
-        assert manifest["step"] == 4
+        assert (manifest["framework"], manifest["step"]) == ("keras", 4)
         assert b"pickle" not in path.read_bytes()
         with np.load(path, allow_pickle=False) as payload:
             assert "header" in payload.files
@@ -130,6 +132,7 @@ def check_a_crash_while_saving_leaves_the_checkpoint_before():
     store.save(1, model, optimizer)
     saved = everything(model)
     train(model, 1)
+    store.close()  # the next writer is another process
     if hvd.rank() == 0:
         script = (
             "import os, sys, hvdkit.checkpoint as c\n"
@@ -222,11 +225,119 @@ def check_another_root_reads_its_own_store():
     assert_equal(everything(other), everything(model))
 
 
-def check_scratch_is_removed():
+def check_the_best_is_kept_and_restored():
+    store = hvd.CheckpointStore(new_directory(), keep=1, keep_best=1)
+    model, optimizer = make(3)
+    for step, score in enumerate([np.float32(0.75), keras.ops.convert_to_tensor(0.25), 0.5]):
+        train(model, 1)
+        store.save(step, model, optimizer, score=score, seen=step)
+        if step == 1:
+            best = everything(model)
     everyones(0)
     if hvd.rank() == 0:
-        for path in SCRATCH:
-            shutil.rmtree(path)
+        assert [saved.step for saved in store.checkpoints()] == [1, 2]
+        assert store.load(best=True)["extra"] == {"seen": 1}
+    assert hvd.restore_or_broadcast(store, model, best=True) == {"step": 1, "seen": 1}
+    assert_equal(everything(model), best)
+    assert hvd.restore_or_broadcast(store, model) == {"step": 2, "seen": 2}
+
+
+def check_what_is_written_beside_training_is_the_state_at_the_call():
+    """The writer is held back until training has changed everything."""
+    go = threading.Event()
+
+    class Held(hvd.CheckpointStore):
+        def write(self, step, write_payload, score=None):
+            return super().write(step, lambda file: (go.wait(30), write_payload(file)), score)
+
+    store = Held(new_directory(), asynchronous=True)
+    model, optimizer = make(4)
+    train(model, 2)
+    array = np.arange(6.0)
+    shared = {"base": array, "row": array.reshape(2, 3)[1], "history": [1, 2]}
+    expected = everything(model)
+    store.save(2, model, optimizer, shared=shared)
+    train(model, 2, seed=1)
+    array.fill(-1)
+    shared["history"].append(3)
+    go.set()
+    store.wait()
+    everyones(0)
+    restored = hvd.restore_or_broadcast(store, model)
+    assert_equal(everything(model), expected)
+    np.testing.assert_array_equal(restored["shared"]["base"], np.arange(6.0))
+    np.testing.assert_array_equal(restored["shared"]["row"], [3.0, 4.0, 5.0])
+    assert restored["shared"]["history"] == [1, 2]
+
+
+def check_an_error_beside_training_comes_with_the_next_save():
+    store = hvd.CheckpointStore(new_directory(), asynchronous=True)
+    model, _ = make(0)
+    store.save(1, model)
+    if hvd.rank() == 0:
+        store.wait()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            store.save(2, model, more=np.zeros(10_000))
+            assert [saved.step for saved in store.checkpoints()] == [1]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with pytest.raises(CheckpointError, match=r"cannot write .* step 2 .*too large"):
+            store.save(3, model)
+        store.save(4, model)
+        assert [saved.step for saved in store.checkpoints()] == [1, 4]
+
+
+def check_a_checkpoint_of_pytorch_is_refused_by_name():
+    class Theirs(hvd.CheckpointStore):
+        framework = "torch"
+
+    directory = new_directory()
+    model, _ = make(0)
+    Theirs(directory).save(1, model)
+    kind = CheckpointError if hvd.rank() == 0 else RankDisagreementError
+    everyones(0)
+    with pytest.raises(kind, match=r"saved by hvdkit\.torch.*uses hvdkit\.keras"):
+        hvd.restore_or_broadcast(hvd.CheckpointStore(directory), model)
+
+
+def draw(model):
+    values = [random.random(), np.random.rand(), float(keras.random.uniform(()))]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        values.append(float(tf.random.get_global_generator().uniform(())))
+    inputs = np.random.default_rng(0).standard_normal((32, 3))
+    values.append(np.asarray(keras.ops.convert_to_numpy(model(inputs, training=True))))
+    return [value if isinstance(value, float) else value.tobytes() for value in values]
+
+
+def check_every_rank_gets_its_own_random_state_back():
+    store = hvd.CheckpointStore(new_directory())
+    model, optimizer = make(1)
+    hvd.broadcast_initial_state(model, optimizer)
+    keras.utils.set_random_seed(100 + hvd.rank())
+    for layer in model.layers:  # these were made, and broadcast, before
+        if hasattr(layer, "seed_generator"):
+            layer.seed_generator.state.assign(np.array([hvd.rank(), 5], "int32"))
+    draw(model)
+    store.save(1, model, optimizer, random=hvd.gather_random_state(model))
+    expected = draw(model)
+    everyones(0)
+    assert hvd.restore_or_broadcast(store, model) == {"step": 1}
+    assert draw(model) == expected
+    assert all(len(set(drawn)) == hvd.size() for drawn in zip(*everyones(expected), strict=True))
+    # As if it had been saved by one rank: every rank draws what follows from that, its own.
+    alone = hvd.CheckpointStore(new_directory())
+    alone.save(1, model, optimizer, random=hvd.gather_random_state(model)[:1])
+    everyones(0)
+    drawn = []
+    for _ in range(2):
+        hvd.restore_or_broadcast(alone, model)
+        drawn.append(draw(model))
+    assert drawn[0] == drawn[1]
+    assert all(len(set(one)) == hvd.size() for one in zip(*everyones(drawn[0]), strict=True))
 
 
 if __name__ == "__main__":
