@@ -405,8 +405,9 @@ def check_closures():
 def check_an_optimizer_that_is_dropped_is_gone_at_once():
     model, optimizer, store = _make("dropped")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    options = {"nonfinite": "rollback", "store": store, "scheduler": scheduler}
-    monitor = hvd.HealthMonitor(model, optimizer, **options)
+    monitor = hvd.HealthMonitor(
+        model, optimizer, nonfinite="rollback", store=store, scheduler=scheduler
+    )
     _pass(model, optimizer, monitor, make_batches(1)[0])
     reference = weakref.ref(optimizer)
     gc.disable()
