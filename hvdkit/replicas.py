@@ -18,7 +18,8 @@ __all__ = ["DEFAULT_STEPS", "MISMATCH_ACTIONS", "PeriodicCheck", "demand_equal_r
 
 MISMATCH_ACTIONS = ("raise", "resync", "rollback")
 
-# A check then takes less than 1 % of the steps; see CONTRIBUTING.md for the figures.
+# What a check takes of 500 steps of hvdkit bench's mlp, many-small and cnn, two workers on a core
+# each, SGD or Adam: up to 0.15 % in PyTorch, up to 0.6 % in Keras on TensorFlow (many-small).
 DEFAULT_STEPS = 500
 _ADVICE = "; broadcast_initial_state makes them equal"
 

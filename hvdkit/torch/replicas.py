@@ -105,7 +105,11 @@ def _list_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) ->
         owner = names.get(id(param), f"parameter {index}")
         state = optimizer.state.get(param, {})
         for key in sorted(state, key=str):
-            for path, leaf in pytree.tree_flatten_with_path(state[key])[0]:
+            value = state[key]
+            if isinstance(value, torch.Tensor):  # mostly, and there are many
+                parts.append((f"{key} of {owner}", value))
+                continue
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
                 label = f"{key}{pytree.keystr(path)} of {owner}"
                 parts += [(label, leaf)] if isinstance(leaf, torch.Tensor) else _text(label, leaf)
     return parts
