@@ -183,6 +183,8 @@ class _Board:
                 f"tensorboard must be a directory, a SummaryWriter or a writer of tf.summary, not "
                 f"a {type(target).__name__}"
             )
+        if not hasattr(self._writer, "add_text"):
+            _demand_tensorboard()
 
     def add_text(self, kind: str, message: str, step: int | None) -> None:
         if hasattr(self._writer, "add_text"):
@@ -221,19 +223,23 @@ class _Within:
 
 
 def _open_board(directory: str) -> Any:
+    _demand_tensorboard()
     # Not imported by name: this module belongs to all adapters, each of which has one framework.
     if "torch" in sys.modules:
-        try:
-            return importlib.import_module("torch.utils.tensorboard").SummaryWriter(directory)
-        except ImportError:
-            if "tensorflow" not in sys.modules:
-                raise HvdkitError(
-                    "PyTorch writes to TensorBoard by its package, which is not installed: "
-                    "pip install tensorboard"
-                ) from None
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(directory)
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"].summary.create_file_writer(directory)
     raise HvdkitError("import torch or tensorflow before an EventLog with a TensorBoard directory")
+
+
+def _demand_tensorboard() -> None:
+    try:
+        importlib.import_module("tensorboard")
+    except ImportError:
+        raise HvdkitError(
+            "PyTorch and TensorFlow write for TensorBoard by its package, which is not installed: "
+            "pip install tensorboard"
+        ) from None
 
 
 class _Endpoint:

@@ -71,6 +71,8 @@ from hvdkit.tensorflow import elastic, legacy_keras
 from hvdkit.tensorflow.data import shard
 from hvdkit.tensorflow.keras import (
     CheckpointStore,
+    EventLog,
+    HealthMonitor,
     ReplicaCheck,
     average_buffers,
     average_metrics,
@@ -81,6 +83,7 @@ from hvdkit.tensorflow.keras import (
     init,
     pick_device,
     restore_or_broadcast,
+    roll_back,
     scale_learning_rate,
     set_threads,
 )
@@ -98,6 +101,8 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "EventLog",
+    "HealthMonitor",
     "LocalGradientAggregationHelper",
     "Max",
     "Min",
@@ -160,6 +165,7 @@ __all__ = [
     "remove_process_set",
     "restore_or_broadcast",
     "rocm_built",
+    "roll_back",
     "scale_learning_rate",
     "set_threads",
     "shard",

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import hvdkit.tensorflow as hvd
+from hvdkit.errors import HvdkitError
 from tests.distributed.worker import run_checks
 
 STEPS, ROWS = 4, 6
@@ -168,6 +169,44 @@ def check_a_tape_in_a_graph_of_compat_v1():
         with tf.compat.v1.Session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
             np.testing.assert_allclose(session.run(gradient), [0.5] * 3)
+
+
+def check_a_loss_that_is_not_finite_on_one_rank_updates_none():
+    culprit = hvd.size() - 1
+    for wrap in (lambda function: function, tf.function):
+        model, optimizer = build_model(), keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        monitor = hvd.HealthMonitor(model, optimizer, max_skips=1, window=None)
+
+        @wrap
+        def step(x, y, model=model, optimizer=optimizer, monitor=monitor):
+            with tf.GradientTape() as tape:
+                loss = monitor.watch(tf.reduce_mean((model(x, training=True) - y) ** 2))
+            tape = hvd.DistributedGradientTape(tape)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        def take(bad, step=step, monitor=monitor):
+            x, y = tf.ones((2, 5)) + hvd.rank(), tf.ones((2, 3))
+            monitor.end_step(step(x * (np.inf if bad and hvd.rank() == culprit else 1), y))
+
+        def read(model=model, optimizer=optimizer):
+            return [v.numpy() for v in [*model.trainable_variables, *optimizer.variables]]
+
+        before = read()
+        take(bad=False)
+        middle = read()
+        take(bad=True)
+        after = read()
+        take(bad=False)
+        take(bad=True)
+        with pytest.raises(HvdkitError, match=rf"step 4: the loss of rank {culprit} is not finite"):
+            take(bad=True)
+        assert not all(map(np.array_equal, before, middle))
+        assert all(map(np.array_equal, middle, after))
+        assert all(np.isfinite(value).all() for value in read())
+        hvd.check_replicas(model)
 
 
 if __name__ == "__main__":

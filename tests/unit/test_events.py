@@ -156,3 +156,9 @@ def test_a_writer_of_tensorboard_gets_events_and_figures():
     ]
     with pytest.raises(HvdkitError, match="must be a directory"):
         EventLog(tensorboard=object())
+
+
+def test_tensorboard_that_is_not_installed_is_an_error_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(HvdkitError, match="pip install tensorboard"):
+        EventLog(tensorboard=tmp_path)
