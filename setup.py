@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "hvdkit/__init__.py").read_text())[1]
 
+HEALTH = ["prometheus_client>=0.20"]
 REPORT = ["jinja2>=3.1", "matplotlib>=3.8"]
 
 # What Horovod's wheel needs at run time; `hvdkit install` installs that wheel without its
@@ -31,6 +32,7 @@ setup(
         "torch": ["torch>=2.6", "numpy", *HOROVOD_RUNTIME],
         "tensorflow": ["tensorflow>=2.16", "keras>=3.5", *HOROVOD_RUNTIME],
         "examples": ["pillow>=10", "scikit-learn>=1.3"],
+        "health": HEALTH,
         "report": REPORT,
         "dev": [
             "hypothesis>=6.100",
@@ -39,6 +41,7 @@ setup(
             "pytest>=8",
             "ruff>=0.6",
             "selenium>=4.20",
+            *HEALTH,
             *REPORT,
         ],
     },
