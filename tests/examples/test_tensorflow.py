@@ -17,6 +17,10 @@ DIGITS = r"epoch  4  loss 0\.\d+  held-out accuracy 0\.9\d+  \d+ samples/s"
 TINY = {
     "digits_keras.py": (["--epochs", "4"], DIGITS),
     "digits_tape.py": (["--epochs", "4"], DIGITS),
+    "elastic.py": (
+        ["--epochs", "4"],
+        r"epoch  4  [12] worker\(s\)  rate 0\.\d+  held-out accuracy 0\.9\d+",
+    ),
     "resnet50.py": (
         ["--size", "32", "--images", "16", "--batch-size", "4", "--epochs", "1"],
         r"epoch 1  loss \d+\.\d+  accuracy [01]\.\d+  \d+\.\d images/s",

@@ -17,6 +17,10 @@ TINY = {
         ["--epochs", "4"],
         r"epoch  4  loss 0\.\d+  held-out accuracy 0\.9\d+  \d+ samples/s",
     ),
+    "elastic.py": (
+        ["--epochs", "4"],
+        r"epoch  4  [12] worker\(s\)  rate 0\.\d+  held-out accuracy 0\.9\d+",
+    ),
     "resnet50.py": (
         ["--size", "32", "--images", "16", "--batch-size", "4", "--epochs", "1"],
         r"epoch 1  loss \d+\.\d+  accuracy [01]\.\d+  \d+\.\d images/s",

@@ -1,6 +1,7 @@
 """Trains a small net in an elastic job, dies where it is told to, and counts every sample.
 
-``ELASTIC_SIZES``: the numbers of workers to have trained with before the run may end.
+``ELASTIC_SIZES``: the numbers of workers to have trained with before the run may end;
+``ELASTIC_PASSES``: of a step, to begin with; if more than one, the batch of a step is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SAMPLES = 96
 BATCH = 4
 MOST_EPOCHS = 400
 SIZES = [int(size) for size in os.environ["ELASTIC_SIZES"].split(",")]
+PASSES = int(os.environ.get("ELASTIC_PASSES", "1"))
 WIDTH = int(os.environ.get("ELASTIC_WIDTH", "16"))
 
 doom = Doom()
@@ -49,7 +51,10 @@ def main() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=hvd.scale_learning_rate(0.01), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, model.named_parameters(), average_aggregated_gradients=True
+        optimizer,
+        model.named_parameters(),
+        backward_passes_per_step=PASSES,
+        average_aggregated_gradients=True,
     )
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10**6)
     sampler = hvd.shard(range(SAMPLES), seed=3)
@@ -60,21 +65,24 @@ def main() -> None:
         sampler=sampler,
         schedule=schedule,
         learning_rate_rule="linear",
+        keep_global_batch=PASSES > 1,
         **Watch.initial(),
     )
 
     model[1].register_forward_hook(lambda *_: doom.strikes("forward", state.step))
     model[2].register_full_backward_hook(lambda *_: doom.strikes("backward", state.step))
 
-    def step(numbers: torch.Tensor) -> None:
+    def step(window: list[torch.Tensor]) -> None:
         optimizer.zero_grad()
-        loss = model(torch.eye(SAMPLES)[numbers]).square().mean()
-        doom.strikes("reduction", state.step)
-        loss.backward()
+        for numbers in window:
+            loss = model(torch.eye(SAMPLES)[numbers]).square().mean()
+            doom.strikes("reduction", state.step)
+            loss.backward()
         doom.strikes("update", state.step)
         optimizer.step()
         schedule.step()
         doom.strikes("gather", state.step)
+        numbers = torch.cat(window)
         samples = hvd.allgather(numbers, name="numbers").tolist()
         Watch.note(state, samples, hvd.size())
         state.sampler.advance(len(numbers))
@@ -87,9 +95,13 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
+        saved = store.load()  # before the barrier behind which rank 0 writes again
+        # Whoever wrote it was lost a moment before or after the commit of the same step.
+        assert abs((saved["step"] if saved else 0) - state.step) <= 1, state.step
         hvd.check_replicas(model)
         size = hvd.size()
-        report(f"size-{size}-{len(state.sizes)}", step=state.step)
+        passes, rate = optimizer.backward_passes_per_step, optimizer.param_groups[0]["lr"]
+        report(f"size-{size}-{len(state.sizes)}", step=state.step, passes=passes, rate=rate)
         loader = DataLoader(range(SAMPLES), batch_size=BATCH, sampler=state.sampler)
         for epoch in range(state.sampler.epoch, MOST_EPOCHS):
             if len(state.seen) >= SAMPLES:
@@ -97,8 +109,12 @@ def main() -> None:
             if state.sizes[-len(SIZES) :] == SIZES and not state.seen:
                 break
             state.sampler.set_epoch(epoch)
-            for numbers in loader:
-                step(numbers)
+            window = []
+            for index, numbers in enumerate(loader, 1):
+                window.append(numbers)
+                if len(window) == passes or index == len(loader):
+                    step(window)
+                    window = []
         hvd.check_replicas(model)
 
     train(state)

@@ -40,5 +40,7 @@ def test_workers_are_killed(start, moments):
     survive(start, [(deaths, {}) for deaths in DEATHS[moments]], width=1024)
 
 
-def test_hosts_come_and_go(start):
-    change_hosts(start)
+def test_hosts_come_and_go_and_the_batch_is_kept(start):
+    job = change_hosts(start, ELASTIC_PASSES="6")
+    for name, passes in (("size-1-0", 6), ("size-2-1", 3), ("size-3-2", 2), ("size-2-3", 3)):
+        assert job.wait_for(f"{name}.json", timeout_s=0)["passes"] == passes
