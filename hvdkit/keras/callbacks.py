@@ -15,6 +15,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.events import EventLog
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.checkpoint import CheckpointStore
+from hvdkit.keras.checkpoint_callback import CheckpointCallback
 from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.health_callback import HealthCallback
 from hvdkit.keras.layout import is_elastic
@@ -27,6 +28,7 @@ from hvdkit.replicas import DEFAULT_STEPS
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "CheckpointCallback",
     "HealthCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
@@ -218,6 +220,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 # Callbacks that communicate, or that steer the training and have to do so on every rank.
 _FOR_EVERY_RANK = (
     BroadcastGlobalVariablesCallback,
+    CheckpointCallback,
     HealthCallback,
     LearningRateScheduleCallback,
     MetricAverageCallback,

@@ -19,7 +19,7 @@ from hvdkit.random_state import (
     set_random_state,
 )
 
-__all__ = ["gather_random_state", "read_rank_state", "restore_random_state"]
+__all__ = ["gather_random_state", "read_rank_state", "restore_random_state", "set_rank_state"]
 
 _GLOBAL_SEEDS = "global_seed_generator"
 _LARGEST_SEED = 2**31  # seeds of Keras are of 32 bits, on PyTorch with a sign
@@ -69,7 +69,18 @@ def restore_random_state(
         model: Its seeds are set if they were saved.
         process_set: The ranks that restore.
     """
-    state, seeds = choose_state(states, process_set.rank(), process_set.size())
+    set_rank_state(model, *choose_state(states, process_set.rank(), process_set.size()))
+
+
+def set_rank_state(model: Any, state: dict[str, Any], seeds: dict[str, int] | None = None) -> None:
+    """Set this rank's generators, and the seeds of ``model``, to what ``read_rank_state`` returned.
+
+    Args:
+        model: As it was given there.
+        state: What is set.
+        seeds: By the same names, what is seeded anew.
+    """
+    seeds = seeds or {}
     # First what may draw a seed from Python's generator.
     if "keras" in state or "keras" in seeds:
         first = seeds.get("keras", 0) % _LARGEST_SEED
