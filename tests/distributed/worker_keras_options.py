@@ -361,6 +361,72 @@ def check_elastic_state_syncs_and_restores():
         np.testing.assert_array_equal(now, then)
 
 
+def _make_elastic(optimizer, **options):
+    model = compile_model(build_model(seed=0), optimizer)
+    shard = hvd.elastic.ElasticShard(np.arange(12), seed=2)
+    return hvd.elastic.KerasState(model, shard=shard, **options)
+
+
+def check_elastic_shard_goes_on_where_training_stands():
+    state = _make_elastic(keras.optimizers.SGD(0.1))
+    state.sync()
+    order = keras.ops.convert_to_numpy(hvd.allgather(state.shard.rest()[:2], name="first")).tolist()
+    state.shard.advance(2)
+    state.commit()
+    assert state.shard.position == 2 * hvd.size()
+    rest = hvd.allgather(state.shard.rest(), name="rest")
+    assert sorted(order + keras.ops.convert_to_numpy(rest).tolist()) == list(range(12))
+    state.shard.advance(len(state.shard))
+    assert (state.shard.epoch, state.shard.position) == (1, 0)
+    state.restore()
+    assert (state.shard.epoch, state.shard.position) == (0, 2 * hvd.size())
+    rows = np.ones((len(state.shard), 4), "float32"), np.zeros(len(state.shard))
+    callbacks = [hvd.elastic.UpdateShardCallback(state.shard, 3)]
+    state.model.fit(*rows, 3, verbose=0, shuffle=False, callbacks=callbacks)
+    assert (state.shard.epoch, state.shard.position) == (1, 0)  # the last batch was shorter
+
+
+def check_elastic_state_follows_the_workers():
+    # As if four times as many had been there.
+    state = _make_elastic(keras.optimizers.SGD(0.1), learning_rate_rule="linear")
+    state.sync()
+    state._size = {**state._size, "batches": 4 * hvd.size()}
+    state.on_reset()
+    np.testing.assert_allclose(float(state.optimizer.learning_rate), 0.1 / 4, rtol=1e-6)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    state = _make_elastic(optimizer, learning_rate_rule="linear", keep_global_batch=True)
+    state.sync()
+    rows = np.ones((6, 4), "float32"), np.zeros(6)
+    state.model.fit(*rows, 1, verbose=0)
+    assert int(optimizer.iterations) == 3
+    state._size = {**state._size, "kept": 8 * hvd.size()}
+    state.on_reset()
+    assert optimizer.gradient_accumulation_steps == 8
+    assert int(optimizer.iterations) == 3
+    before = _read(state.model.trainable_variables)
+    state.model.fit(*(row[:1].repeat(7, 0) for row in rows), 1, verbose=0)
+    for now, then in zip(_read(state.model.trainable_variables), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    state.model.fit(*(row[:1] for row in rows), 1, verbose=0)
+    assert int(optimizer.iterations) == 4
+    assert any(
+        (now != then).any()
+        for now, then in zip(_read(state.model.trainable_variables), before, strict=True)
+    )
+
+
+def check_elastic_state_refuses_what_it_cannot_follow():
+    with pytest.raises(HvdkitError, match="unknown scaling rule 'cubic'"):
+        _make_elastic(keras.optimizers.SGD(0.1), learning_rate_rule="cubic")
+    with pytest.raises(HvdkitError, match="average_aggregated_gradients=True"):
+        _make_elastic(keras.optimizers.SGD(0.1), keep_global_batch=True)
+    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    with pytest.raises(HvdkitError, match="is a ExponentialDecay"):
+        _make_elastic(keras.optimizers.SGD(decay), learning_rate_rule="sqrt")
+
+
 # What one of Horovod's two Keras modules has at another position than the other.
 DIFFERS = {"DistributedOptimizer", "BestModelCheckpoint"}
 

@@ -79,6 +79,37 @@ def check_elastic_states_go_back_and_synchronize():
     assert set(stock.elastic.__all__) <= set(hvd.elastic.__all__)
 
 
+def _gather(dataset):
+    mine = np.array(list(dataset.as_numpy_iterator()), "int64")
+    return hvd.allgather(mine, name="elements").numpy().tolist()
+
+
+def check_elastic_shards_deal_what_is_left():
+    numbers = np.arange(11)
+    pipeline = tf.data.Dataset.range(11)
+    tf.random.set_seed(hvd.rank())  # of no consequence for the order
+    for data in (numbers, pipeline):
+        shard = hvd.elastic.ElasticShard(data, seed=4)
+        state = hvd.elastic.TensorFlowState([], shard=shard)
+        state.sync()
+        # Those of hvd.shard, which deals a whole epoch.
+        whole = list(hvd.shard(data, seed=4).as_numpy_iterator())
+        assert list(shard.rest().as_numpy_iterator()) == whole
+        first = _gather(shard.rest().take(3))
+        shard.advance(3)
+        state.save()
+        assert len(shard.rest()) == len(shard) == -(-(11 - 3 * hvd.size()) // hvd.size())
+        seen = first + _gather(shard.rest())
+        assert set(seen) == set(range(11))
+        assert len(seen) - 11 == -11 % hvd.size()  # so that all have as many
+        shard.advance(len(shard))
+        assert (shard.epoch, len(shard)) == (1, -(-11 // hvd.size()))
+        second = list(hvd.shard(data, seed=4).as_numpy_iterator())
+        assert list(shard.rest().as_numpy_iterator()) != second
+        state.restore()
+        assert (shard.epoch, shard.position) == (0, 3 * hvd.size())
+
+
 def check_variables_of_all_dtypes_are_broadcast():
     dtypes = [
         "float16",

@@ -69,6 +69,11 @@ def main() -> None:
         **Watch.initial(),
     )
 
+    def restore() -> None:
+        doom.strikes("restart", state.step)
+        type(state).restore(state)
+
+    state.restore = restore
     model[1].register_forward_hook(lambda *_: doom.strikes("forward", state.step))
     model[2].register_full_backward_hook(lambda *_: doom.strikes("backward", state.step))
 

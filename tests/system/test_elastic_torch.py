@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.elastic import change_hosts, starting, survive
-from tests.system.loopback import serve
+from tests.system.elastic import change_hosts, demand_whole, starting, survive
+from tests.system.loopback import HOSTS, serve
 
 SCRIPT = Path(__file__).with_name("elastic_torch.py")
 # Two jobs at a time; rank 0, on the first host, writes the checkpoints.
@@ -38,6 +38,13 @@ def start(loopback, tmp_path):
 @pytest.mark.parametrize("moments", DEATHS)
 def test_workers_are_killed(start, moments):
     survive(start, [(deaths, {}) for deaths in DEATHS[moments]], width=1024)
+
+
+def test_one_dies_while_the_others_start_anew(start):
+    deaths = [(1, 9, "forward", 0), (2, 9, "restart", 0.05)]
+    # How long the others wait for it; all start within that time, too.
+    job = start(HOSTS, [1], deaths, HOROVOD_GLOO_TIMEOUT_SECONDS="15")
+    assert demand_whole(job, HOSTS[:1])["sizes"][-1] == 1
 
 
 def test_hosts_come_and_go_and_the_batch_is_kept(start):
