@@ -19,6 +19,8 @@ def test_an_interrupted_run_goes_on_to_the_last_bit(tmp_path, backend):
         "check_the_best_of_the_epochs_is_kept",
         "check_runs_are_interrupted",
         "check_other_data_and_options_are_refused",
+        "check_saves_wait_until_accumulated_gradients_are_applied",
+        "check_a_store_that_cannot_be_written_is_an_error_on_every_rank",
     ]
     first = launch(WORKER, 2, [*before, "check_every_worker_is_killed"], env)
     assert first.passed == before, first.explain("the first runs failed")

@@ -417,5 +417,21 @@ def check_every_rank_gets_its_own_random_state_back():
     assert len(set(allgather_object(drawn[0], name="draws"))) == hvd.size()
 
 
+def check_a_process_goes_on_saving_after_horovod_was_started_anew():
+    store = CheckpointStore(new_directory(), asynchronous=True)
+    model, _ = make(1)
+    store.save(1, model)
+    hvd.shutdown()
+    hvd.init()
+    store.save(2, model)
+    store.wait()
+    again = CheckpointStore(store.directory)  # of the same process
+    again.save(3, model)
+    hvd.barrier()
+    assert restore_or_broadcast(again, model) == {"step": 3}
+    if hvd.rank() == 0:
+        assert [saved.step for saved in store.checkpoints()] == [1, 2, 3]
+
+
 if __name__ == "__main__":
     run_checks(globals())

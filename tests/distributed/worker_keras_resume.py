@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -230,6 +231,48 @@ def check_other_data_and_options_are_refused():
     allgather_object(0, name="tests", process_set=hvd.global_process_set)
     with pytest.raises(HvdkitError, match="not saved by a CheckpointCallback"):
         model.fit(inputs, targets, 2, 3, verbose=0, callbacks=[save])
+
+
+class Noting(hvd.CheckpointStore):
+    """Notes the batches done and the position at each save."""
+
+    saves = ()
+
+    def save(self, step, model=None, optimizer=None, **options):
+        calls = int(optimizer._iterations.numpy())
+        self.saves += ((step, calls, options["fit"]["epoch"], options["fit"]["batch"]),)
+        return super().save(step, model, optimizer, **options)
+
+
+def check_saves_wait_until_accumulated_gradients_are_applied():
+    model = make_model()
+    optimizer = keras.optimizers.SGD(0.01)
+    model.compile(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=3), "mse")
+    store = Noting(SCRATCH / "accumulated")
+    save = hvd.callbacks.CheckpointCallback(store, 4)
+    inputs, targets = hvd.shard(make_data())
+    model.fit(inputs, targets, BATCH, 2, verbose=0, callbacks=[save], shuffle=False)
+    # Due after 4, 8 and 11 batches of an epoch; with two workers there are 22 batches in all.
+    assert store.saves == ((6, 6, 0, 6), (12, 12, 1, 1), (18, 18, 1, 7))
+
+
+def check_a_store_that_cannot_be_written_is_an_error_on_every_rank():
+    if hvd.rank() == 0:
+        (SCRATCH / "directory").mkdir()
+    allgather_object(0, name="tests", process_set=hvd.global_process_set)
+    store = hvd.CheckpointStore(SCRATCH / "directory", asynchronous=True)
+    save = hvd.callbacks.CheckpointCallback(store, 4)
+    inputs, targets = hvd.shard(make_data())
+
+    def take_away(epoch, logs):
+        if epoch == 1 and hvd.rank() == 0:
+            store.wait()
+            shutil.rmtree(store.directory)
+            store.directory.write_text("a file")
+
+    spoil = keras.callbacks.LambdaCallback(on_epoch_begin=take_away)
+    with pytest.raises(HvdkitError, match=r"cannot write the checkpoint of step 15 .*not a file"):
+        make_model().fit(inputs, targets, BATCH, 2, verbose=0, callbacks=[save, spoil])
 
 
 def check_every_worker_is_killed():
