@@ -7,6 +7,7 @@ a reference. Edits of the same file are applied in the order of the list.
 from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
 from hvdkit.install.endings import ENDINGS
+from hvdkit.install.losses import LOSSES
 from hvdkit.install.transfers import TRANSFERS
 from hvdkit.install.waiting import WAITING
 
@@ -289,6 +290,7 @@ EDITS = (
     *NCCL,
     *BEHAVIOUR,
     *ENDINGS,
+    *LOSSES,
     *WAITING,
     *CYCLES,
     *TRANSFERS,

@@ -1,5 +1,6 @@
 """A job that ends, loses a rank or starts anew: what `hvdkit install` mends in Horovod."""
 
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -11,6 +12,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from tests.distributed.launch import WorkerRun, launch
+from tests.system.command import make_environment
 
 WORKER = Path(__file__).with_name("worker_endings.py")
 
@@ -64,6 +66,40 @@ def test_a_rank_may_join_while_horovod_tunes_itself():
 def test_a_process_may_exit_while_a_thread_waits():
     done = run("exit_while_a_thread_waits")
     assert done.exit_code == 0, done.explain("the exit hangs")
+
+
+def test_a_worker_that_never_comes_is_an_error_on_the_others():
+    done = run("start_without_a_peer", HOROVOD_GLOO_TIMEOUT_SECONDS="3")
+    assert done.exit_code not in (0, None), done.explain("the job should have failed by itself")
+    told = "rank 0 was told: Horovod could not be initialized: "
+    assert told in done.output, done.explain("aborted instead of raising")
+    assert "HOROVOD_GLOO_TIMEOUT_SECONDS (3 s)" in done.output
+
+
+def test_a_launcher_that_is_gone_is_an_error():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    place = {"RANK": 0, "SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 2, "CROSS_RANK": 0}
+    done = subprocess.run(
+        [sys.executable, WORKER, "start_without_a_server"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=make_environment(
+            **{f"HOROVOD_{name}": value for name, value in place.items()},
+            HOROVOD_CROSS_SIZE=1,
+            HOROVOD_CONTROLLER="gloo",
+            HOROVOD_CPU_OPERATIONS="gloo",
+            HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1",
+            HOROVOD_GLOO_RENDEZVOUS_PORT=port,
+            HOROVOD_GLOO_IFACE="lo",
+        ),
+    )
+    assert f"the launcher at 127.0.0.1:{port}" in done.stdout, done.stderr
+    assert "started alone" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_workers_are_refused():

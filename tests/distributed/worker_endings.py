@@ -9,6 +9,7 @@ import time
 import torch
 
 import hvdkit.torch as hvd
+from hvdkit.errors import HvdkitError
 
 
 def restart():
@@ -50,6 +51,32 @@ def exit_while_a_thread_waits():
     threading.Thread(target=lambda: hvd.allreduce(torch.ones(1), name=name), daemon=True).start()
     time.sleep(1)
     ctypes.CDLL(None).exit(0)  # as a C library may, without Python's exit handlers
+
+
+def start_without_a_peer():
+    """Rank 1 ends before it connects."""
+    if os.environ["HOROVOD_RANK"] == "1":
+        time.sleep(8)  # a worker that fails at once has horovodrun end the others
+        sys.exit(7)
+    try:
+        hvd.init()
+    except HvdkitError as error:
+        print(f"rank 0 was told: {error}", flush=True)
+        raise
+
+
+def start_without_a_server():
+    """Nobody listens where the launcher should; alone, without a launcher, it works then."""
+    try:
+        hvd.init()
+    except HvdkitError as error:
+        print(f"rank 0 was told: {error}", flush=True)
+    for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+        if name not in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):  # of one process
+            del os.environ[name]
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), name="alone").item() == hvd.size() == 1
+    print("started alone", flush=True)
 
 
 if __name__ == "__main__":
