@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 PYTHON ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FREE_GIB := 8
-# What else may not be skipped; CI says browser, which a user's machine need not have.
+# What else may not be skipped; CI says browser,elastic, for which a user's machine need not have
+# the programs (chromium, chromium-driver, openssh-server).
 REQUIRE ?=
 TWO_WORKERS := $(BIN)/horovodrun --gloo -np 2 $(BIN)/python
 

@@ -220,7 +220,7 @@ def explain_failed_init(environ: Mapping[str, str] = os.environ) -> Iterator[Non
         port = environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
         limit_s = environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30")
         raise HvdkitError(
-            f"{str(error).rstrip('.')}. Every worker must call hvd.init() within HOROVOD_GLOO_TIMEOUT_SECONDS "
-            f"({limit_s} s) of the others, and reach them and the launcher at {address}:{port}; "
-            "the output of a worker that ended before says why"
+            f"{str(error).rstrip('.')}. Every worker must call hvd.init() within "
+            f"HOROVOD_GLOO_TIMEOUT_SECONDS ({limit_s} s) of the others, and reach them and the "
+            f"launcher at {address}:{port}; the output of a worker that ended before says why"
         ) from error
