@@ -31,7 +31,7 @@ from hvdkit.elastic import choose_passes, rate_change, restart
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.collectives import broadcast_object
 from hvdkit.torch.initial_state import broadcast_initial_state, broadcast_optimizer_state
-from hvdkit.torch.optimizer import is_distributed
+from hvdkit.torch.optimizer_class import is_distributed
 from hvdkit.torch.optimizer_state import apply_state_frame, take_state_apart
 from hvdkit.torch.sampler import ShardedSampler
 

@@ -20,7 +20,7 @@ from hvdkit.health import Detectors, Figures, NonFinitePolicy, read_resident_byt
 from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.checkpoint import CheckpointStore
 from hvdkit.torch.collectives import allgather_object, share_errors
-from hvdkit.torch.optimizer import is_distributed
+from hvdkit.torch.optimizer_class import is_distributed
 from hvdkit.torch.rollback import lower_learning_rate, roll_back
 
 __all__ = ["HealthMonitor"]

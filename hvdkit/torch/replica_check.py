@@ -16,7 +16,7 @@ from hvdkit.replicas import DEFAULT_STEPS, PeriodicCheck
 from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.checkpoint import CheckpointStore
 from hvdkit.torch.initial_state import broadcast_optimizer_state, broadcast_parameters
-from hvdkit.torch.optimizer import call_after_steps
+from hvdkit.torch.optimizer_class import call_after_steps
 from hvdkit.torch.replicas import compare_replicas
 from hvdkit.torch.rollback import roll_back
 
