@@ -17,6 +17,7 @@ __all__ = [
     "Place",
     "check_launch",
     "explain_failed_init",
+    "is_elastic",
     "launcher",
     "local_rank",
     "local_size",
@@ -143,6 +144,19 @@ def check_launch(environ: Mapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     if "HOROVOD_RANK" in environ or "HOROVOD_SIZE" in environ:
         place(environ)
+
+
+def is_elastic(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether this is an elastic job, in which workers come and go.
+
+    Who joins one constructs everything alone: what ranks compare or exchange at construction
+    elsewhere has to wait there until all of them reduce or synchronize.
+
+    Args:
+        environ: The variables; default those of this process.
+    """
+    environ = os.environ if environ is None else environ
+    return environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def rank(environ: Mapping[str, str] | None = None) -> int:

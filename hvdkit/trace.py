@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.agreement import Gather, share_errors
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 
 __all__ = [
@@ -125,7 +126,7 @@ def start(
         _recorder.close()
         _recorder = None
     folder = environ.get(VARIABLE)
-    if not folder or environ.get("HOROVOD_ELASTIC") == "1":
+    if not folder or is_elastic(environ):
         return  # in an elastic job a rank that joins initializes alone
     offset_us, error_us = measure_offset(rank, gather)
     header = {

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from hvdkit import trace
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.events import EventLog
 from hvdkit.keras.backend import hvd
@@ -18,7 +19,6 @@ from hvdkit.keras.checkpoint import CheckpointStore
 from hvdkit.keras.checkpoint_callback import CheckpointCallback
 from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.health_callback import HealthCallback
-from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdkit.keras.metric_average import MetricAverageCallback
 from hvdkit.keras.replicas import ReplicaCheck

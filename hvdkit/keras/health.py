@@ -12,6 +12,7 @@ import numpy as np
 
 from hvdkit import agreement
 from hvdkit.agreement import format_ranks
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError, NonFiniteError
 from hvdkit.events import EventLog
 from hvdkit.health import Detectors, Figures, NonFinitePolicy, read_resident_bytes
@@ -20,7 +21,6 @@ from hvdkit.keras.checkpoint import CheckpointStore
 from hvdkit.keras.collectives import allgather_object, gather_over
 from hvdkit.keras.distribution import find_distribution
 from hvdkit.keras.guard import UpdateGuard
-from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.rollback import demand_settable_rate, lower_learning_rate, roll_back
 
 __all__ = ["HealthMonitor"]

@@ -7,9 +7,10 @@ from typing import Any
 import keras
 
 from hvdkit import agreement
+from hvdkit.env import is_elastic
 from hvdkit.hyper_parameters import list_values
 from hvdkit.keras.collectives import gather_over
-from hvdkit.keras.layout import is_elastic, outside_of_functions
+from hvdkit.keras.layout import outside_of_functions
 
 __all__ = ["agree_on_hyper_parameters", "describe_hyper_parameters"]
 

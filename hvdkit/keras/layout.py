@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import keras
 
 from hvdkit import agreement
+from hvdkit.env import is_elastic
 from hvdkit.keras.backend import is_sparse, is_tensorflow
 from hvdkit.keras.collectives import gather_over
 
@@ -18,7 +18,6 @@ __all__ = [
     "Gradient",
     "agree_on_layout",
     "describe_gradients",
-    "is_elastic",
     "list_versions",
     "outside_of_functions",
 ]
@@ -109,11 +108,6 @@ def agree_on_layout(
                 ranks=process_set.ranks,
             )
             agreed.add(key)
-
-
-def is_elastic() -> bool:
-    """Whether ranks may come and go."""
-    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def list_versions() -> list[tuple[str, str]]:

@@ -9,12 +9,13 @@ from typing import Any
 import keras
 
 from hvdkit import agreement
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.compilation import keep_out_of_xla
 from hvdkit.keras.distribution import Distribution, attach, find_distribution, find_held
-from hvdkit.keras.layout import is_elastic, list_versions
+from hvdkit.keras.layout import list_versions
 from hvdkit.keras.loss_scale import agree_on_finite
 from hvdkit.keras.reduction import ReductionOptions
 from hvdkit.keras.steering import steer_alike

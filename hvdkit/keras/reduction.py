@@ -13,8 +13,9 @@ import keras
 from keras import ops
 
 from hvdkit.buckets import plan_buckets, split_evenly
+from hvdkit.env import is_elastic
 from hvdkit.keras.backend import allreduce_tensors, cast, hvd, keep_as_written, make_dense
-from hvdkit.keras.layout import Gradient, agree_on_layout, describe_gradients, is_elastic
+from hvdkit.keras.layout import Gradient, agree_on_layout, describe_gradients
 
 __all__ = ["ReductionOptions", "reduce_gradients"]
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from hvdkit import agreement
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.events import EventLog
 from hvdkit.keras.backend import broadcast_bytes, hvd
@@ -18,7 +19,6 @@ from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.digest import digest_variables
 from hvdkit.keras.distribution import find_distribution
 from hvdkit.keras.hyper_parameters import describe_hyper_parameters
-from hvdkit.keras.layout import is_elastic
 from hvdkit.keras.rollback import roll_back
 from hvdkit.keras.state import (
     broadcast_variables,

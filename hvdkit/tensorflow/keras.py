@@ -26,7 +26,6 @@ from hvdkit.keras.elastic import run as run_elastic  # noqa: F401
 from hvdkit.keras.elastic_parts import ElasticParts as ElasticParts
 from hvdkit.keras.elastic_parts import raise_losses as raise_losses
 from hvdkit.keras.elastic_shard import ElasticShard as ElasticShard
-from hvdkit.keras.layout import is_elastic as is_elastic
 from hvdkit.keras.reduction import ReductionOptions as ReductionOptions
 from hvdkit.keras.reduction import reduce_gradients as reduce_gradients
 from hvdkit.tensorflow import legacy_keras as _legacy

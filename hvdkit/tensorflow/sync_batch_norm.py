@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 from horovod.tensorflow import global_process_set, rank_op, size, size_op
 
-from hvdkit.tensorflow.keras import allreduce_tensors, is_elastic
+from hvdkit.env import is_elastic
+from hvdkit.tensorflow.keras import allreduce_tensors
 
 __all__ = ["SyncBatchNormalization"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.settings import pick_bucket_bytes
 from hvdkit.tensorflow.keras import (
     ReductionOptions,
-    is_elastic,
     reduce_gradients,
     scale,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 import weakref
@@ -14,6 +13,7 @@ from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import allgather
 
 from hvdkit.agreement import format_ranks
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError, NonFiniteError
 from hvdkit.events import EventLog
 from hvdkit.health import Detectors, Figures, NonFinitePolicy, read_resident_bytes
@@ -125,7 +125,7 @@ class HealthMonitor:
                 policy = NonFinitePolicy(nonfinite, max_skips, max_rollbacks)
             return policy, Detectors(straggler_factor, spike_factor)
 
-        if self._alone or os.environ.get("HOROVOD_ELASTIC") == "1":
+        if self._alone or is_elastic():
             self._policy, self._detectors = build()
         else:
             with share_errors(f"{self._name}.arguments", self._process_set):

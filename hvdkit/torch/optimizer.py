@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from horovod.torch.mpi_ops import (
 )
 
 from hvdkit import agreement
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.settings import pick_bucket_bytes
 from hvdkit.torch.adasum import demand_adasum
@@ -111,7 +111,7 @@ def DistributedOptimizer(
     if num_groups and groups is None:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups
-    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+    elastic = is_elastic()
     included = process_set.included()
     alone = not included or (process_set.size() == 1 and not elastic)
     inner: Any = type(optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import ProcessSet, global_process_set
 
+from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.events import EventLog
 from hvdkit.replicas import DEFAULT_STEPS, PeriodicCheck
@@ -95,7 +95,7 @@ class ReplicaCheck(PeriodicCheck):
             self._hook = None
 
     def _agree(self, options: list[tuple[str, str]]) -> None:
-        if os.environ.get("HOROVOD_ELASTIC") != "1" and self._process_set.size() > 1:
+        if not is_elastic() and self._process_set.size() > 1:
             demand_equal_entries(
                 "ReplicaCheck",
                 [

@@ -163,3 +163,8 @@ def test_workers_that_do_not_find_each_other_are_told_what_to_look_at():
 def test_other_errors_of_init_stay(environ):
     with pytest.raises(ValueError, match=r"^mpi4py is missing$"), env.explain_failed_init(environ):
         raise ValueError("mpi4py is missing")
+
+
+@pytest.mark.parametrize(("value", "elastic"), [("1", True), ("0", False), (None, False)])
+def test_elastic_jobs_are_told_by_horovods_variable(value, elastic):
+    assert env.is_elastic({} if value is None else {"HOROVOD_ELASTIC": value}) is elastic
