@@ -9,8 +9,7 @@ import weakref
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import allgather
+from horovod.torch.mpi_ops import allgather, rank
 
 from hvdkit.agreement import format_ranks
 from hvdkit.env import is_elastic
@@ -21,6 +20,7 @@ from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.checkpoint import CheckpointStore
 from hvdkit.torch.collectives import allgather_object, share_errors
 from hvdkit.torch.optimizer_class import is_distributed
+from hvdkit.torch.restarts import RestartWatch
 from hvdkit.torch.rollback import lower_learning_rate, roll_back
 
 __all__ = ["HealthMonitor"]
@@ -112,7 +112,7 @@ class HealthMonitor:
         self._process_set = optimizer.process_set
         # With op=Adasum the reducer has nothing to do, but there are others.
         self._alone = self._reducer.alone and not optimizer._combines_updates
-        self._ranks = [mpi_ops.rank()] if self._alone else list(self._process_set.ranks)
+        self._ranks = [rank()] if self._alone else list(self._process_set.ranks)
         self._name = f"{self._reducer.name}.health"
         self._store, self._factor = store, learning_rate_factor
         self._window = window
@@ -147,8 +147,9 @@ class HealthMonitor:
         self._returns: dict[int, int] = {}  # how often the run went back to each step
         self._losses: list[torch.Tensor] = []  # of the step under way
         self._reducer.probes = self._policy is not None
+        self._restarts = RestartWatch()
         self._last: tuple[float, float] | None = None  # end of a step, waits until then
-        self._restart()
+        self._begin_window()
         optimizer._health = self
 
     @property
@@ -324,7 +325,7 @@ class HealthMonitor:
             )
 
     def _speaks(self) -> bool:
-        return mpi_ops.rank() == self._ranks[0]
+        return rank() == self._ranks[0]
 
     def _gather(self, obj: Any, what: str) -> list[Any]:
         if self._alone:
@@ -333,18 +334,17 @@ class HealthMonitor:
 
     # -- the window ------------------------------------------------------------------------
 
-    def _restart(self) -> None:
-        self._world = mpi_ops._handle_map
-        self._last = None
+    def _begin_window(self) -> None:
         self._step_times_s: list[float] = []
         self._own_times_s: list[float] = []
         self._window_losses: list[list[torch.Tensor]] = []
 
     def _check_world(self) -> None:
         """Count windows anew when an elastic job has restarted: so do ranks that joined."""
-        if mpi_ops._handle_map is not self._world:
-            self._ranks = [mpi_ops.rank()] if self._alone else list(self._process_set.ranks)
-            self._restart()
+        if self._restarts.notices():
+            self._ranks = [rank()] if self._alone else list(self._process_set.ranks)
+            self._last = None
+            self._begin_window()
 
     def _close_window(self) -> None:
         """Exchange figures; look at them.
@@ -370,7 +370,7 @@ class HealthMonitor:
                 )
             for rank, held in figures.items():
                 self._events.record(self.steps - 1, rank, held.named())
-        self._step_times_s, self._own_times_s, self._window_losses = [], [], []
+        self._begin_window()
 
     def _read_losses(self) -> list[float]:
         """Return the mean loss of each step of the window; waits for the device once."""

@@ -9,8 +9,6 @@ that all ranks share is that value.
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,17 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
-from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hvdkit import trace
 from hvdkit.errors import HvdkitError
-from hvdkit.torch.bucket import GradientBucket, Round, Slot
-from hvdkit.torch.direct import DirectGradient
-from hvdkit.torch.finite import are_finite, is_finite
+from hvdkit.torch.autograd import accumulates, comes_last, find_custom_backward
+from hvdkit.torch.bucket import Round, Slot
+from hvdkit.torch.nonfinite import find_nonfinite, find_own_nonfinite
 from hvdkit.torch.plan import EagerReduction, LateReduction, ReductionOptions, make_plan
-from hvdkit.torch.sparse import SparseGradient
+from hvdkit.torch.restarts import RestartWatch
 
 __all__ = ["GradientReducer"]
 
@@ -58,6 +54,7 @@ class GradientReducer:
         self._active = True
         self._active_ranks: int | None = None
         self._plans = 0
+        self._restarts = RestartWatch()
         self._dirty = False
         self._start_window()
         self._forget_plan()
@@ -88,7 +85,7 @@ class GradientReducer:
         def after(param: Any) -> None:
             reducer = myself()
             if reducer is not None:
-                reducer._on_gradient(slot, final=_comes_last(param, hooks[0].id))
+                reducer._on_gradient(slot, final=comes_last(param, hooks[0].id))
 
         def before(grad: torch.Tensor) -> None:
             reducer = myself()
@@ -174,7 +171,7 @@ class GradientReducer:
     def _before_gradient(self, slot: Slot) -> None:
         grad, bucket = slot.param.grad, slot.bucket
         if grad is not None:
-            if not _accumulates(slot.param):
+            if not accumulates(slot.param):
                 return
             if bucket is not None:
                 bucket.take_back(slot)
@@ -206,7 +203,7 @@ class GradientReducer:
     def _begin_backward(self, task: int) -> None:
         self._check_world()
         self._check_conversions()
-        enclosing = _find_custom_backward()
+        enclosing = find_custom_backward()
         if not self._tasks or (enclosing is None and self._outermost is not None):
             self._begin_pass()
         self._tasks.add(task)
@@ -317,32 +314,12 @@ class GradientReducer:
 
     # -- what is not finite ----------------------------------------------------------------
 
-    @torch.no_grad()
     def find_nonfinite(self) -> list[str]:
         """Return the names of parameters whose reduced gradients are NaN or infinite somewhere.
 
         What is reduced is the same on every rank, and so is this.
         """
-        probes: list[torch.Tensor] = []
-        others: list[torch.Tensor] = []
-        for reduction in self._eager:
-            if isinstance(reduction, GradientBucket):
-                found, elsewhere = reduction.probe_result()
-                probes += found
-                others += elsewhere
-        slots = self._slots.values()
-        others += [
-            slot.param.grad
-            for slot in slots
-            if slot.param.grad is not None and not isinstance(slot.bucket, GradientBucket)
-        ]
-        if are_finite(probes, others):
-            return []
-        return [
-            slot.name
-            for slot in slots
-            if slot.param.grad is not None and not is_finite(slot.param.grad)
-        ]
+        return find_nonfinite(self._slots.values(), self._eager)
 
     def find_own_nonfinite(self) -> set[str]:
         """Return the names of parameters among whose gradients this rank's own were not finite.
@@ -350,13 +327,7 @@ class GradientReducer:
         All in a bucket share what is known about it. Nothing is known unless ``probes`` was set
         when they were sent.
         """
-        found: set[str] = set()
-        for reduction in self._reductions():
-            if isinstance(reduction, GradientBucket | DirectGradient | SparseGradient):
-                probe = reduction.local_probe
-                if probe is not None and not math.isfinite(probe.item()):
-                    found |= {slot.name for slot in reduction.slots}
-        return found
+        return find_own_nonfinite(self._reductions())
 
     # -- the plan --------------------------------------------------------------------------
 
@@ -367,13 +338,10 @@ class GradientReducer:
         self._ready_order: dict[int, None] = {}
         for slot in self._unplanned:
             slot.bucket = slot.sparse_dim = None
-        self._world = mpi_ops._handle_map
         self._ranks = self.options.process_set.size() or 1
 
     def _check_world(self) -> None:
-        # hvd.init() makes a new map: an elastic job has restarted, and ranks that joined
-        # know nothing of our plan.
-        if mpi_ops._handle_map is not self._world:
+        if self._restarts.notices():
             self._plans = 0  # whose names must be those of ranks that have just started
             self.restart()
 
@@ -393,35 +361,3 @@ class GradientReducer:
         self._late += late
         self._plans += 1
         self._unplanned, self._ready_order = [], {}
-
-
-def _accumulates(param: torch.nn.Parameter) -> bool:
-    """Whether the backward pass under way adds to ``param.grad``: autograd.grad() does not."""
-    try:
-        return torch._C._will_engine_execute_node(
-            torch.autograd.graph.get_gradient_edge(param).node
-        )
-    except RuntimeError:  # what it raises inside autograd.grad()
-        return False
-
-
-def _comes_last(param: Any, own_id: int) -> bool:
-    """Whether no hook of the user's runs after the reducer's; next time none will.
-
-    One that does may change the gradient or take it away.
-    """
-    hooks = param._post_accumulate_grad_hooks
-    if len(hooks) == 1 or next(reversed(hooks)) == own_id:
-        return True
-    hooks[own_id] = hooks.pop(own_id)
-    return False
-
-
-def _find_custom_backward() -> Any:
-    """The autograd function inside whose ``backward`` this is called, innermost, or None."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code is BackwardCFunction.apply.__code__:
-            return frame.f_locals["self"]
-        frame = frame.f_back
-    return None

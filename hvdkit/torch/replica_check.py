@@ -6,8 +6,7 @@ import weakref
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import ProcessSet, global_process_set
+from horovod.torch.mpi_ops import ProcessSet, global_process_set, rank
 
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
@@ -18,6 +17,7 @@ from hvdkit.torch.checkpoint import CheckpointStore
 from hvdkit.torch.initial_state import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.optimizer_class import call_after_steps
 from hvdkit.torch.replicas import compare_replicas
+from hvdkit.torch.restarts import RestartWatch
 from hvdkit.torch.rollback import roll_back
 
 __all__ = ["ReplicaCheck"]
@@ -77,13 +77,12 @@ class ReplicaCheck(PeriodicCheck):
         # Not held: an optimizer that is dropped stops reducing at once.
         self._find_optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._process_set = process_set
-        self._world = mpi_ops._handle_map
+        self._restarts = RestartWatch()
         self._hook = None if optimizer is None else call_after_steps(optimizer, self.step)
 
     def step(self) -> None:
         """Count a step, and compare if the check is due; see the base class."""
-        if mpi_ops._handle_map is not self._world:  # an elastic job has restarted
-            self._world = mpi_ops._handle_map
+        if self._restarts.notices():
             self.restart()
         if self._process_set.included():
             super().step()
@@ -127,4 +126,4 @@ class ReplicaCheck(PeriodicCheck):
         return roll_back(self.store, self._model, optimizer, process_set=self._process_set)
 
     def _speaks(self) -> bool:
-        return bool(mpi_ops.rank() == self._process_set.ranks[0])
+        return bool(rank() == self._process_set.ranks[0])
