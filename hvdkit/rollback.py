@@ -7,9 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdkit.checkpoint import CheckpointStore
-from hvdkit.errors import CheckpointError
+from hvdkit.errors import CheckpointError, HvdkitError
 
-__all__ = ["load_newest_good"]
+__all__ = ["demand_lowering_factor", "load_newest_good"]
+
+
+def demand_lowering_factor(factor: float) -> None:
+    """Raise HvdkitError unless a learning rate stays the same or falls when multiplied by it."""
+    if not 0 < factor <= 1:
+        raise HvdkitError(f"learning_rate_factor must be above 0 and at most 1, not {factor}")
 
 
 def load_newest_good(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,7 @@ from hvdkit.keras.state import (
     read_variable,
 )
 
-__all__ = ["CheckpointStore", "restore_or_broadcast"]
+__all__ = ["CheckpointStore", "restore_from", "restore_or_broadcast"]
 
 
 class CheckpointStore(checkpoint.CheckpointStore):
@@ -187,13 +187,40 @@ def restore_or_broadcast(
         CheckpointError: On the root, if no checkpoint can be used; the other ranks raise
             RankDisagreementError at the same time, which quotes it.
     """
+    return restore_from(
+        lambda: store.load(best=True) if best else store.load(),
+        model,
+        optimizer,
+        root_rank,
+        process_set,
+    )
+
+
+def restore_from(
+    load: Callable[[], dict[str, Any] | None],
+    model: Any,
+    optimizer: Any,
+    root_rank: int,
+    process_set: Any,
+) -> dict[str, Any] | None:
+    """Do what ``restore_or_broadcast`` does, with the checkpoint that ``load`` returns.
+
+    Collective: every rank of ``process_set`` must call.
+
+    Args:
+        load: Called on the root only; returns what ``CheckpointStore.load`` does, or raises.
+        model: The others as for ``restore_or_broadcast``.
+        optimizer: Likewise.
+        root_rank: Likewise.
+        process_set: Likewise.
+    """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
     restored: tuple[Any, Any] = None, None
     with agreement.share_errors(
         "restore_or_broadcast", gather=gather_over(process_set), ranks=process_set.ranks
     ):
         if hvd.rank() == root_rank:
-            restored = _restore(store, model, optimizer, best)
+            restored = _restore(load(), model, optimizer)
     broadcast_initial_state(model, optimizer, root_rank, process_set)
     everyones = allgather_object(restored, name="restore_or_broadcast", process_set=process_set)
     extra, random = everyones[list(process_set.ranks).index(root_rank)]
@@ -203,10 +230,9 @@ def restore_or_broadcast(
 
 
 def _restore(
-    store: CheckpointStore, model: Any, optimizer: Any, best: bool
+    saved: dict[str, Any] | None, model: Any, optimizer: Any
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
     """Restore on the root; return the extra values and the random states."""
-    saved = store.load(best=True) if best else store.load()
     if saved is None:
         return None, None
     targets = [("model", model)] + ([] if optimizer is None else [("optimizer", optimizer)])

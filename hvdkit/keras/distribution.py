@@ -17,7 +17,7 @@ from hvdkit.keras.backend import is_tensorflow, make_dense, scale, sum_array
 from hvdkit.keras.hyper_parameters import agree_on_hyper_parameters
 from hvdkit.keras.reduction import ReductionOptions, reduce_gradients
 
-__all__ = ["Distribution", "attach", "find_distribution", "find_held"]
+__all__ = ["Distribution", "attach", "find_distribution", "find_held", "list_steppers"]
 
 
 class Distribution:
@@ -141,6 +141,12 @@ def find_held(optimizer: Any) -> list[Any]:
     )
     distinct = {id(one): one for one in held if isinstance(one, plain) and one is not optimizer}
     return list(distinct.values())
+
+
+def list_steppers(optimizer: Any) -> list[Any]:
+    """Return the optimizers that update variables: one, or those that it holds."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return find_held(inner) or [inner]
 
 
 def attach(optimizer: Any, distribution: Distribution, passes: int) -> None:

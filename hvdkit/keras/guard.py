@@ -18,9 +18,9 @@ from hvdkit.keras.backend import (
     is_tensorflow,
     keep_as_written,
 )
-from hvdkit.keras.distribution import find_distribution, find_held
+from hvdkit.keras.distribution import find_distribution, list_steppers
 
-__all__ = ["UpdateGuard", "list_steppers"]
+__all__ = ["UpdateGuard"]
 
 
 class UpdateGuard:
@@ -136,12 +136,6 @@ class UpdateGuard:
             return branch
 
         ops.cond(self._permitted, call(act), call(otherwise))
-
-
-def list_steppers(optimizer: Any) -> list[Any]:
-    """Return the optimizers that update variables: one, or those that it holds."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return find_held(inner) or [inner]
 
 
 def _attach_to(optimizer: Any, guard: UpdateGuard, distribution: Any) -> None:

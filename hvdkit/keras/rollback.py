@@ -10,10 +10,10 @@ import numpy as np
 from hvdkit import agreement
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
-from hvdkit.keras.checkpoint import CheckpointStore, restore_or_broadcast
+from hvdkit.keras.checkpoint import CheckpointStore, restore_from
 from hvdkit.keras.collectives import gather_over
-from hvdkit.keras.distribution import find_held
-from hvdkit.rollback import load_newest_good
+from hvdkit.keras.distribution import list_steppers
+from hvdkit.rollback import demand_lowering_factor, load_newest_good
 
 __all__ = ["demand_settable_rate", "lower_learning_rate", "roll_back"]
 
@@ -50,15 +50,18 @@ def roll_back(
             is a ``LearningRateSchedule``, which nothing can lower.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    saved = None
-    root = next(iter(process_set.ranks))
     gather = gather_over(process_set)
     with agreement.share_errors("roll_back", gather=gather, ranks=process_set.ranks):
+        demand_lowering_factor(learning_rate_factor)
         if learning_rate_factor != 1:
             demand_settable_rate(optimizer)
-        if hvd.rank() == root:
-            saved = load_newest_good(store, lambda state: _find_fault(state, model))
-    restored = restore_or_broadcast(_Chosen(store, saved), model, optimizer, root, process_set)
+    restored = restore_from(
+        lambda: load_newest_good(store, lambda saved: _find_fault(saved, model)),
+        model,
+        optimizer,
+        process_set.ranks[0],
+        process_set,
+    )
     assert restored is not None
     lower_learning_rate(optimizer, learning_rate_factor)
     return restored
@@ -66,40 +69,23 @@ def roll_back(
 
 def lower_learning_rate(optimizer: Any, factor: float) -> None:
     """Multiply the learning rate of an optimizer, and of each one that it holds."""
-    if not 0 < factor <= 1:
-        raise HvdkitError(f"learning_rate_factor must be above 0 and at most 1, not {factor}")
+    demand_lowering_factor(factor)
     if factor == 1:
         return
-    for one in _list_steppers(optimizer):
+    for one in list_steppers(optimizer):
         rate = float(keras.ops.convert_to_numpy(one.learning_rate))
         one.learning_rate = rate * factor
 
 
 def demand_settable_rate(optimizer: Any) -> None:
     """Raise HvdkitError unless the learning rate can be multiplied."""
-    for one in _list_steppers(optimizer):
+    for one in list_steppers(optimizer):
         if isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             raise HvdkitError(
                 f"the learning rate is a {type(one._learning_rate).__name__}, which compiled steps "
                 "hold and nothing can lower: use learning_rate_factor=1, or a callback that sets "
                 "the rate instead of the schedule"
             )
-
-
-def _list_steppers(optimizer: Any) -> list[Any]:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return find_held(inner) or [inner]
-
-
-class _Chosen(CheckpointStore):
-    """A store in which the newest checkpoint is one that was chosen."""
-
-    def __init__(self, store: CheckpointStore, saved: dict[str, Any] | None) -> None:
-        super().__init__(store.directory, store.keep)
-        self._saved = saved
-
-    def load(self, step: int | None = None, *, best: bool = False) -> dict[str, Any] | None:
-        return self._saved
 
 
 def _find_fault(saved: dict[str, Any], model: Any) -> str | None:

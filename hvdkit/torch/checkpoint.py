@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ from hvdkit.torch.snapshot import copy_to_host
 
 _KEYS = ("step", "model", "optimizer", "extra")
 
-__all__ = ["CheckpointStore", "restore_or_broadcast"]
+__all__ = ["CheckpointStore", "restore_from", "restore_or_broadcast"]
 
 
 class CheckpointStore(checkpoint.CheckpointStore):
@@ -174,10 +174,37 @@ def restore_or_broadcast(
         CheckpointError: On the root, if no checkpoint can be used; the other ranks raise
             RankDisagreementError at the same time, which quotes it.
     """
+    return restore_from(
+        lambda: store.load(best=True) if best else store.load(),
+        model,
+        optimizer,
+        root_rank,
+        process_set,
+    )
+
+
+def restore_from(
+    load: Callable[[], dict[str, Any] | None],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    root_rank: int,
+    process_set: ProcessSet,
+) -> dict[str, Any] | None:
+    """Do what ``restore_or_broadcast`` does, with the checkpoint that ``load`` returns.
+
+    Collective: every rank of ``process_set`` must call.
+
+    Args:
+        load: Called on the root only; returns what ``CheckpointStore.load`` does, or raises.
+        model: The others as for ``restore_or_broadcast``.
+        optimizer: Likewise.
+        root_rank: Likewise.
+        process_set: Likewise.
+    """
     restored: tuple[Any, Any] = None, None
     with share_errors("restore_or_broadcast", process_set):
         if rank() == root_rank:
-            restored = _restore(store, model, optimizer, best)
+            restored = _restore(load(), model, optimizer)
     broadcast_initial_state(model, optimizer, root_rank, process_set)
     extra, random = broadcast_object(
         restored, root_rank, name="restore_or_broadcast.extra", process_set=process_set
@@ -198,13 +225,11 @@ def _dump(state: dict[str, Any], file: BinaryIO) -> None:
 
 
 def _restore(
-    store: CheckpointStore,
+    saved: dict[str, Any] | None,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
-    best: bool,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]] | None]:
     """Restore on the root; return the extra values and the random states."""
-    saved = store.load(best=True) if best else store.load()
     if saved is None:
         return None, None
     for name, target in (("model", model), ("optimizer", optimizer)):

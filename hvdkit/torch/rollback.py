@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import ProcessSet, global_process_set, rank
+from horovod.torch.mpi_ops import ProcessSet, global_process_set
 
-from hvdkit.errors import HvdkitError
-from hvdkit.rollback import load_newest_good
-from hvdkit.torch.checkpoint import CheckpointStore, restore_or_broadcast
+from hvdkit.rollback import demand_lowering_factor, load_newest_good
+from hvdkit.torch.checkpoint import CheckpointStore, restore_from
 from hvdkit.torch.collectives import share_errors
 
 __all__ = ["lower_learning_rate", "roll_back"]
@@ -50,12 +49,15 @@ def roll_back(
     Raises:
         HvdkitError: On every rank, if there is no good checkpoint or it does not fit.
     """
-    root = process_set.ranks[0]
-    saved = None
     with share_errors("roll_back", process_set):
-        if rank() == root:
-            saved = load_newest_good(store, lambda state: _find_fault(state, model))
-    restored = restore_or_broadcast(_Chosen(store, saved), model, optimizer, root, process_set)
+        demand_lowering_factor(learning_rate_factor)
+    restored = restore_from(
+        lambda: load_newest_good(store, lambda saved: _find_fault(saved, model)),
+        model,
+        optimizer,
+        process_set.ranks[0],
+        process_set,
+    )
     assert restored is not None
     lower_learning_rate(optimizer, learning_rate_factor, scheduler)
     return restored
@@ -65,8 +67,7 @@ def lower_learning_rate(
     optimizer: torch.optim.Optimizer, factor: float, scheduler: Any = None
 ) -> None:
     """Multiply the rate of every parameter group, and the rates that schedulers keep there."""
-    if not 0 < factor <= 1:
-        raise HvdkitError(f"learning_rate_factor must be above 0 and at most 1, not {factor}")
+    demand_lowering_factor(factor)
     if factor == 1:
         return
     for group in optimizer.param_groups:
@@ -79,19 +80,6 @@ def lower_learning_rate(
     for part in [scheduler, *getattr(scheduler, "_schedulers", ())]:
         if hasattr(part, "base_lrs"):
             part.base_lrs = [rate * factor for rate in part.base_lrs]
-
-
-class _Chosen(CheckpointStore):
-    """A store in which the newest checkpoint is one that was chosen."""
-
-    def __init__(self, store: CheckpointStore, saved: dict[str, Any] | None) -> None:
-        super().__init__(store.directory, store.keep)
-        self._saved = saved
-
-    def load(
-        self, step: int | None = None, map_location: Any = "cpu", *, best: bool = False
-    ) -> dict[str, Any] | None:
-        return self._saved
 
 
 def _find_fault(saved: dict[str, Any], model: torch.nn.Module) -> str | None:
