@@ -34,12 +34,9 @@ from hvdkit.torch.initial_state import broadcast_initial_state, broadcast_optimi
 from hvdkit.torch.optimizer_class import is_distributed
 from hvdkit.torch.optimizer_state import apply_state_frame, take_state_apart
 from hvdkit.torch.sampler import ShardedSampler
+from hvdkit.torch.schedule import multiply_rates
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
-
-# What a scheduler or a parameter group may hold that is a learning rate, or a list of them.
-_RATES_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
-_RATES_OF_SCHEDULERS = ("base_lrs", "max_lrs", "_last_lr")
 
 
 def run(func: Any) -> Any:
@@ -152,7 +149,12 @@ class TorchState(_TorchState):  # type: ignore[misc, unused-ignore]
             change = rate_change(self._batches[name], after, self._learning_rate_rule)
             changes[name] = after
             if change != 1.0:
-                _scale_rates(optimizer, list(self._values(LRScheduler)), change)
+                schedulers = self._values(LRScheduler)
+                multiply_rates(
+                    optimizer,
+                    change,
+                    [one for one in schedulers if getattr(one, "optimizer", None) is optimizer],
+                )
         self._batches = changes
 
 
@@ -170,20 +172,6 @@ def _demand_means(optimizers: Iterator[Any]) -> None:
             "with them: give the state optimizers that were wrapped with "
             "hvd.DistributedOptimizer(..., average_aggregated_gradients=True)"
         )
-
-
-def _scale_rates(optimizer: Any, schedulers: list[Any], change: float) -> None:
-    """Scale an optimizer's rates, and those that its schedulers derive later ones from."""
-    for group in optimizer.param_groups:
-        for key in _RATES_OF_GROUPS:
-            if key in group:
-                group[key] = group[key] * change
-    for scheduler in schedulers:
-        scheduler_of_it = getattr(scheduler, "optimizer", None) is optimizer
-        for one in [scheduler, *getattr(scheduler, "_schedulers", ())] if scheduler_of_it else ():
-            for key in _RATES_OF_SCHEDULERS:
-                if hasattr(one, key):
-                    setattr(one, key, [rate * change for rate in getattr(one, key)])
 
 
 class _ModelHandler(ModelStateHandler):  # type: ignore[misc, unused-ignore]

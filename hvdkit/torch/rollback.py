@@ -10,6 +10,7 @@ from horovod.torch.mpi_ops import ProcessSet, global_process_set
 from hvdkit.rollback import demand_lowering_factor, load_newest_good
 from hvdkit.torch.checkpoint import CheckpointStore, restore_from
 from hvdkit.torch.collectives import share_errors
+from hvdkit.torch.schedule import multiply_rates
 
 __all__ = ["lower_learning_rate", "roll_back"]
 
@@ -41,7 +42,7 @@ def roll_back(
         optimizer: Restored in place, plain or distributed.
         learning_rate_factor: The rate of every parameter group, as restored, is multiplied by it.
         process_set: The ranks that go back together.
-        scheduler: Its base rates are multiplied as well.
+        scheduler: The rates that it derives later ones from are multiplied as well.
 
     Returns:
         What ``save`` was given as extra, and ``"step"``.
@@ -66,20 +67,14 @@ def roll_back(
 def lower_learning_rate(
     optimizer: torch.optim.Optimizer, factor: float, scheduler: Any = None
 ) -> None:
-    """Multiply the rate of every parameter group, and the rates that schedulers keep there."""
+    """Multiply the rates of an optimizer and those of its scheduler.
+
+    Raises:
+        HvdkitError: The factor is not above 0, or above 1.
+    """
     demand_lowering_factor(factor)
-    if factor == 1:
-        return
-    for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr", "max_lr", "min_lr"):
-            value = group.get(key)
-            if isinstance(value, torch.Tensor):
-                value.mul_(factor)  # compiled steps hold this very tensor
-            elif value is not None:
-                group[key] = value * factor
-    for part in [scheduler, *getattr(scheduler, "_schedulers", ())]:
-        if hasattr(part, "base_lrs"):
-            part.base_lrs = [rate * factor for rate in part.base_lrs]
+    if factor != 1:
+        multiply_rates(optimizer, factor, () if scheduler is None else (scheduler,))
 
 
 def _find_fault(saved: dict[str, Any], model: torch.nn.Module) -> str | None:

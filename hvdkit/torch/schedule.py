@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from horovod.torch.mpi_ops import ProcessSet, global_process_set
 
 from hvdkit.errors import HvdkitError
 from hvdkit.schedule import scaling_factor
 
-__all__ = ["scale_learning_rate", "warmup"]
+__all__ = ["multiply_rates", "scale_learning_rate", "warmup"]
+
+# What a parameter group or a scheduler may hold that is a learning rate, or a list of them; not
+# the floors of a scheduler (``eta_min``, ``min_lrs``), which say where to stop.
+_RATES_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
+_RATES_OF_SCHEDULERS = ("base_lrs", "max_lrs", "_last_lr")
 
 
 def scale_learning_rate(
@@ -66,3 +74,27 @@ def warmup(
     return torch.optim.lr_scheduler.LinearLR(
         optimizer, start_factor=start_factor, end_factor=1.0, total_iters=steps
     )
+
+
+def multiply_rates(
+    optimizer: torch.optim.Optimizer, factor: float, schedulers: Iterable[Any] = ()
+) -> None:
+    """Multiply the rate of every parameter group, and those that later rates are derived from.
+
+    Args:
+        optimizer: Changed in place.
+        factor: By which.
+        schedulers: Of this optimizer; also what a chain or a sequence of them holds.
+    """
+    for group in optimizer.param_groups:
+        for key in _RATES_OF_GROUPS:
+            value = group.get(key)
+            if isinstance(value, torch.Tensor):
+                value.mul_(factor)  # compiled steps hold this very tensor
+            elif value is not None:
+                group[key] = value * factor
+    for scheduler in schedulers:
+        for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
+            for key in _RATES_OF_SCHEDULERS:
+                if hasattr(part, key):
+                    setattr(part, key, [rate * factor for rate in getattr(part, key)])

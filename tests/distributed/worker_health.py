@@ -104,6 +104,7 @@ def check_a_lowered_rate_survives_schedulers():
         lambda optimizer: schedulers.LinearLR(optimizer, 0.5, 1.0, 4),
         lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 20),
         lambda optimizer: schedulers.OneCycleLR(optimizer, 0.4, total_steps=20),
+        lambda optimizer: schedulers.CyclicLR(optimizer, 0.05, 0.4, 3),
         lambda optimizer: schedulers.LambdaLR(optimizer, lambda step: 0.9**step),
         lambda optimizer: schedulers.SequentialLR(
             optimizer,
