@@ -12,10 +12,11 @@ import numpy as np
 
 from hvdkit import agreement
 from hvdkit.agreement import format_ranks
+from hvdkit.detectors import Detectors, Figures, read_resident_bytes
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError, NonFiniteError
 from hvdkit.events import EventLog
-from hvdkit.health import Detectors, Figures, NonFinitePolicy, read_resident_bytes
+from hvdkit.health import HealthOptions, NonFinitePolicy, report_window
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.checkpoint import CheckpointStore
 from hvdkit.keras.collectives import allgather_object, gather_over
@@ -106,16 +107,27 @@ class HealthMonitor:
         self._process_set = distribution.options.process_set if distribution else process_set
         self._alone = not self._process_set.included() or self._process_set.size() == 1
         self._ranks = [hvd.rank()] if self._alone else list(self._process_set.ranks)
-        self._store, self._factor = store, learning_rate_factor
-        self._window = window
+        self._store = store
+        self._options = HealthOptions(
+            nonfinite,
+            learning_rate_factor,
+            max_skips,
+            max_rollbacks,
+            window,
+            straggler_factor,
+            spike_factor,
+        )
         self._events = EventLog() if events is None else events
 
         def build() -> tuple[NonFinitePolicy | None, Detectors]:
-            self._demand_fitting(nonfinite)
-            policy = None
-            if nonfinite is not None:
-                policy = NonFinitePolicy(nonfinite, max_skips, max_rollbacks)
-            return policy, Detectors(straggler_factor, spike_factor)
+            if not isinstance(self.optimizer, keras.optimizers.Optimizer):
+                raise HvdkitError(
+                    f"HealthMonitor needs a Keras 3 optimizer, not "
+                    f"{type(self.optimizer).__name__}; pass optimizer=, or compile the model first"
+                )
+            if nonfinite == "rollback" and learning_rate_factor != 1:
+                demand_settable_rate(self.optimizer)
+            return self._options.build(has_store=store is not None)
 
         if self._alone or is_elastic():
             self._policy, self._detectors = build()
@@ -125,20 +137,11 @@ class HealthMonitor:
                 self._policy, self._detectors = build()
             agreement.demand_equal_entries(
                 "HealthMonitor",
-                [
-                    ("nonfinite", str(nonfinite)),
-                    ("learning_rate_factor", str(learning_rate_factor)),
-                    ("max_skips", str(max_skips)),
-                    ("max_rollbacks", str(max_rollbacks)),
-                    ("window", str(window)),
-                    ("straggler_factor", str(straggler_factor)),
-                    ("spike_factor", str(spike_factor)),
-                ],
+                self._options.describe(),
                 name="health.agreement",
                 gather=gather,
                 ranks=ranks,
             )
-        self._returns: dict[int, int] = {}  # how often the run went back to each step
         self._counts = (0, 0, 0)
         self._scale: float | None = None
         self._began_s: float | None = None
@@ -148,26 +151,6 @@ class HealthMonitor:
         self.guard = UpdateGuard()
         if self._policy is not None:
             self.guard.attach(self.optimizer)
-
-    def _demand_fitting(self, nonfinite: str | None) -> None:
-        if not isinstance(self.optimizer, keras.optimizers.Optimizer):
-            raise HvdkitError(
-                f"HealthMonitor needs a Keras 3 optimizer, not {type(self.optimizer).__name__}; "
-                "pass optimizer=, or compile the model first"
-            )
-        if nonfinite == "rollback":
-            if self._store is None:
-                raise HvdkitError(
-                    "nonfinite='rollback' needs store=CheckpointStore(...) to go back to"
-                )
-            if not 0 < self._factor <= 1:
-                raise HvdkitError(
-                    f"learning_rate_factor must be above 0 and at most 1, not {self._factor}"
-                )
-            if self._factor != 1:
-                demand_settable_rate(self.optimizer)
-        if self._window is not None and self._window < 1:
-            raise HvdkitError(f"window must be at least 1 step, or None, not {self._window}")
 
     def watch(self, loss: Any) -> Any:
         """Return a loss for the tape; one that is not finite as NaN that reaches every gradient.
@@ -201,7 +184,8 @@ class HealthMonitor:
         if self._policy is not None:
             self._look_at_scale(step)
             self._look_at_counts(step, self._policy)
-        if self._window is not None and len(self._losses) >= self._window:
+        window = self._options.window
+        if window is not None and len(self._losses) >= window:
             self._close_window(step)
         self._began_s = time.time()
 
@@ -234,16 +218,17 @@ class HealthMonitor:
         done = "skips the update" if decision == "skip" else "goes back"
         self._emit("nonfinite", f"{problem}; every rank {done}", step, ranks)
         if decision == "rollback":
-            self._roll_back(step)
+            self._roll_back(step, policy)
 
-    def _roll_back(self, step: int) -> None:
+    def _roll_back(self, step: int, policy: NonFinitePolicy) -> None:
         assert self._store is not None
+        factor = self._options.learning_rate_factor
         self.restored = roll_back(
-            self._store, self.model, self.optimizer, self._factor, self._process_set
+            self._store, self.model, self.optimizer, factor, self._process_set
         )
         saved = self.restored["step"]
-        lower_learning_rate(self.optimizer, self._factor ** self._returns.get(saved, 0))
-        self._returns[saved] = self._returns.get(saved, 0) + 1
+        # That checkpoint has the rate from before the first time.
+        lower_learning_rate(self.optimizer, factor ** policy.count_return(saved))
         rate = float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))
         message = f"restored the checkpoint of step {saved}; the learning rate is now {rate:g}"
         self._emit("rollback", message, step, [], restored_step=saved, learning_rates=[rate])
@@ -291,10 +276,5 @@ class HealthMonitor:
         figures = dict(zip(self._ranks, self._gather(mine, "window"), strict=True))
         findings = self._detectors.add(step, figures)
         if hvd.rank() == self._ranks[0]:
-            for one in findings:
-                self._events.emit(
-                    one.kind, one.message, step=one.step, rank=one.rank, **one.details
-                )
-            for rank, held in figures.items():
-                self._events.record(step, rank, held.named())
+            report_window(self._events, step, findings, figures)
         self._step_times_s, self._own_times_s, self._losses = [], [], []

@@ -12,10 +12,11 @@ import torch
 from horovod.torch.mpi_ops import allgather, rank
 
 from hvdkit.agreement import format_ranks
+from hvdkit.detectors import Detectors, Figures, read_resident_bytes
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError, NonFiniteError
 from hvdkit.events import EventLog
-from hvdkit.health import Detectors, Figures, NonFinitePolicy, read_resident_bytes
+from hvdkit.health import HealthOptions, NonFinitePolicy, report_window
 from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.checkpoint import CheckpointStore
 from hvdkit.torch.collectives import allgather_object, share_errors
@@ -114,16 +115,25 @@ class HealthMonitor:
         self._alone = self._reducer.alone and not optimizer._combines_updates
         self._ranks = [rank()] if self._alone else list(self._process_set.ranks)
         self._name = f"{self._reducer.name}.health"
-        self._store, self._factor = store, learning_rate_factor
-        self._window = window
+        self._store = store
+        self._options = HealthOptions(
+            nonfinite,
+            learning_rate_factor,
+            max_skips,
+            max_rollbacks,
+            window,
+            straggler_factor,
+            spike_factor,
+        )
         self._events = EventLog() if events is None else events
 
         def build() -> tuple[NonFinitePolicy | None, Detectors]:
-            self._demand_fitting(nonfinite)
-            policy = None
-            if nonfinite is not None:
-                policy = NonFinitePolicy(nonfinite, max_skips, max_rollbacks)
-            return policy, Detectors(straggler_factor, spike_factor)
+            if nonfinite == "skip" and isinstance(optimizer, torch.optim.LBFGS):
+                raise HvdkitError(
+                    "nonfinite='skip' does not go with LBFGS, which moves the parameters before it "
+                    "evaluates the loss again; use 'raise' or 'rollback'"
+                )
+            return self._options.build(has_store=store is not None)
 
         if self._alone or is_elastic():
             self._policy, self._detectors = build()
@@ -132,19 +142,10 @@ class HealthMonitor:
                 self._policy, self._detectors = build()
             demand_equal_entries(
                 "HealthMonitor",
-                [
-                    ("nonfinite", str(nonfinite)),
-                    ("learning_rate_factor", str(learning_rate_factor)),
-                    ("max_skips", str(max_skips)),
-                    ("max_rollbacks", str(max_rollbacks)),
-                    ("window", str(window)),
-                    ("straggler_factor", str(straggler_factor)),
-                    ("spike_factor", str(spike_factor)),
-                ],
+                self._options.describe(),
                 name=f"{self._name}.agreement",
                 process_set=self._process_set,
             )
-        self._returns: dict[int, int] = {}  # how often the run went back to each step
         self._losses: list[torch.Tensor] = []  # of the step under way
         self._reducer.probes = self._policy is not None
         self._restarts = RestartWatch()
@@ -159,21 +160,6 @@ class HealthMonitor:
     @property
     def _reducer(self) -> Any:
         return self._optimizer._reducer
-
-    def _demand_fitting(self, nonfinite: str | None) -> None:
-        if nonfinite == "rollback" and self._store is None:
-            raise HvdkitError("nonfinite='rollback' needs store=CheckpointStore(...) to go back to")
-        if not 0 < self._factor <= 1:
-            raise HvdkitError(
-                f"learning_rate_factor must be above 0 and at most 1, not {self._factor}"
-            )
-        if nonfinite == "skip" and isinstance(self._optimizer, torch.optim.LBFGS):
-            raise HvdkitError(
-                "nonfinite='skip' does not go with LBFGS, which moves the parameters before it "
-                "evaluates the loss again; use 'raise' or 'rollback'"
-            )
-        if self._window is not None and self._window < 1:
-            raise HvdkitError(f"window must be at least 1 step, or None, not {self._window}")
 
     def watch(self, loss: torch.Tensor) -> torch.Tensor:
         """Note a loss before its backward pass; return it, for ``backward()``.
@@ -207,7 +193,7 @@ class HealthMonitor:
         if not names:
             self._policy.accept()
             return True
-        self._act(names)
+        self._act(names, self._policy)
         return False
 
     def end_step(self) -> None:
@@ -219,7 +205,8 @@ class HealthMonitor:
             self._own_times_s.append(now_s - self._last[0] - (waited_s - self._last[1]))
         self._window_losses.append(self._losses)
         self._losses = []
-        if self._window is not None and len(self._window_losses) >= self._window:
+        window = self._options.window
+        if window is not None and len(self._window_losses) >= window:
             self._close_window()
         self._last = (time.perf_counter(), waited_s)
 
@@ -239,18 +226,17 @@ class HealthMonitor:
         everyones = self._gather(names, "found")
         return sorted({name for theirs in everyones for name in theirs})
 
-    def _act(self, names: list[str]) -> None:
-        assert self._policy is not None
+    def _act(self, names: list[str], policy: NonFinitePolicy) -> None:
         problem, ranks, details = self._explain(names)
-        decision = self._policy.decide()
+        decision = policy.decide()
         step = self.steps
         if decision == "skip":
             self._emit(f"{problem}; every rank skips the update", step, ranks, details)
         elif decision == "rollback":
             self._emit(f"{problem}; every rank goes back", step, ranks, details)
-            self._roll_back(step)
+            self._roll_back(step, policy)
         else:
-            message = f"step {step}: {problem}; raised {self._policy.explain()}"
+            message = f"step {step}: {problem}; raised {policy.explain()}"
             self._emit(problem, step, ranks, details, severity="error")
             self._reducer.end_window()
             self._losses = []
@@ -283,21 +269,21 @@ class HealthMonitor:
             problem = f"{gradients}, though finite on every rank: their sum overflowed"
         return problem, ranks, {"ranks": ranks, "parameters": names[:8]}
 
-    def _roll_back(self, step: int) -> None:
+    def _roll_back(self, step: int, policy: NonFinitePolicy) -> None:
         assert self._store is not None
+        factor = self._options.learning_rate_factor
         self._reducer.end_window()
         self.restored = roll_back(
             self._store,
             self._model,
             self._optimizer,
-            self._factor,
+            factor,
             self._process_set,
             scheduler=self._find_scheduler(),
         )
         saved = self.restored["step"]
         # That checkpoint has the rate from before the first time; the scheduler does not.
-        lower_learning_rate(self._optimizer, self._factor ** self._returns.get(saved, 0))
-        self._returns[saved] = self._returns.get(saved, 0) + 1
+        lower_learning_rate(self._optimizer, factor ** policy.count_return(saved))
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         message = f"restored the checkpoint of step {saved}; the learning rate is now {rates[0]:g}"
         if self._speaks():
@@ -364,12 +350,7 @@ class HealthMonitor:
         }
         findings = self._detectors.add(self.steps - 1, figures)
         if self._speaks():
-            for one in findings:
-                self._events.emit(
-                    one.kind, one.message, step=one.step, rank=one.rank, **one.details
-                )
-            for rank, held in figures.items():
-                self._events.record(self.steps - 1, rank, held.named())
+            report_window(self._events, self.steps - 1, findings, figures)
         self._begin_window()
 
     def _read_losses(self) -> list[float]:

@@ -25,6 +25,7 @@ PURE = {
     "background",
     "directory_lock",
     "manifest",
+    "detectors",
     "health",
     "settings",
     "tuning",
