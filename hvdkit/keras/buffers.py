@@ -7,9 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit import agreement
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import hvd, sum_array
-from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.state import name_variables
 
 __all__ = ["average_buffers"]
@@ -38,12 +37,11 @@ def average_buffers(model: Any, process_set: Any = hvd.global_process_set) -> No
         for weight in model.non_trainable_weights
         if keras.backend.is_float_dtype(keras.backend.standardize_dtype(weight.dtype))
     ]
-    agreement.demand_equal_entries(
+    demand_equal_entries(
         "average_buffers: the weights that are not trained",
         [(name, f"{weight.dtype}{list(weight.shape)}") for name, weight in name_variables(buffers)],
         name="average_buffers",
-        gather=gather_over(process_set),
-        ranks=process_set.ranks,
+        process_set=process_set,
     )
     if not buffers:
         return

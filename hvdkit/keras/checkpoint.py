@@ -11,10 +11,10 @@ import keras
 import ml_dtypes  # noqa: F401 - gives NumPy bfloat16
 import numpy as np
 
-from hvdkit import agreement, checkpoint
+from hvdkit import checkpoint
 from hvdkit.errors import CheckpointError
 from hvdkit.keras.backend import hvd
-from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.collectives import allgather_object, share_errors
 from hvdkit.keras.random_state import restore_random_state
 from hvdkit.keras.state import (
     broadcast_initial_state,
@@ -216,9 +216,7 @@ def restore_from(
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
     restored: tuple[Any, Any] = None, None
-    with agreement.share_errors(
-        "restore_or_broadcast", gather=gather_over(process_set), ranks=process_set.ranks
-    ):
+    with share_errors("restore_or_broadcast", process_set):
         if hvd.rank() == root_rank:
             restored = _restore(load(), model, optimizer)
     broadcast_initial_state(model, optimizer, root_rank, process_set)

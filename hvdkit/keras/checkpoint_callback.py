@@ -8,11 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit import agreement
 from hvdkit.errors import CheckpointError, HvdkitError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.checkpoint import CheckpointStore, restore_or_broadcast
-from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.collectives import allgather_object, share_errors
 from hvdkit.keras.random_state import read_rank_state, set_rank_state
 from hvdkit.keras.state import read_variable
 
@@ -240,8 +239,4 @@ class CheckpointCallback(keras.callbacks.Callback):
                 variable.assign(value)
 
     def _share_errors(self) -> Any:
-        return agreement.share_errors(
-            "checkpoint_callback.errors",
-            gather=gather_over(hvd.global_process_set),
-            ranks=hvd.global_process_set.ranks,
-        )
+        return share_errors("checkpoint_callback.errors", hvd.global_process_set)

@@ -7,10 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.agreement import demand_equal_entries
 from hvdkit.errors import HvdkitError
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import hvd
-from hvdkit.keras.collectives import gather_over
 from hvdkit.sharding import (
     check_shardable,
     find_length,
@@ -60,8 +59,7 @@ def shard(
         "Data that is shared out",
         _describe(arrays, shuffle, seed, drop_last),
         name="shard",
-        gather=gather_over(process_set),
-        ranks=ranks,
+        process_set=process_set,
     )
     length = _measure(arrays)
     check_shardable(length, len(ranks))

@@ -10,16 +10,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit import agreement
 from hvdkit.agreement import format_ranks
 from hvdkit.detectors import Detectors, Figures, read_resident_bytes
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError, NonFiniteError
 from hvdkit.events import EventLog
 from hvdkit.health import HealthOptions, NonFinitePolicy, report_window
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.checkpoint import CheckpointStore
-from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.collectives import allgather_object, share_errors
 from hvdkit.keras.distribution import find_distribution
 from hvdkit.keras.guard import UpdateGuard
 from hvdkit.keras.rollback import demand_settable_rate, lower_learning_rate, roll_back
@@ -132,15 +132,13 @@ class HealthMonitor:
         if self._alone or is_elastic():
             self._policy, self._detectors = build()
         else:
-            gather, ranks = gather_over(self._process_set), self._ranks
-            with agreement.share_errors("health.arguments", gather=gather, ranks=ranks):
+            with share_errors("health.arguments", self._process_set):
                 self._policy, self._detectors = build()
-            agreement.demand_equal_entries(
+            demand_equal_entries(
                 "HealthMonitor",
                 self._options.describe(),
                 name="health.agreement",
-                gather=gather,
-                ranks=ranks,
+                process_set=self._process_set,
             )
         self._counts = (0, 0, 0)
         self._scale: float | None = None

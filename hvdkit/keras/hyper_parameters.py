@@ -6,10 +6,9 @@ from typing import Any
 
 import keras
 
-from hvdkit import agreement
 from hvdkit.env import is_elastic
 from hvdkit.hyper_parameters import list_values
-from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.layout import outside_of_functions
 
 __all__ = ["agree_on_hyper_parameters", "describe_hyper_parameters"]
@@ -44,12 +43,11 @@ def agree_on_hyper_parameters(optimizer: Any, name: str, process_set: Any) -> No
         return
     with outside_of_functions() as possible:
         if possible:
-            agreement.demand_equal_entries(
+            demand_equal_entries(
                 "The optimizer",
                 describe_hyper_parameters(optimizer),
                 name=f"{name}.hyper_parameters",
-                gather=gather_over(process_set),
-                ranks=process_set.ranks,
+                process_set=process_set,
                 advice="make it with the same arguments on every rank",
             )
 

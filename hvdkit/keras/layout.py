@@ -11,8 +11,8 @@ import keras
 
 from hvdkit import agreement
 from hvdkit.env import is_elastic
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import is_sparse, is_tensorflow
-from hvdkit.keras.collectives import gather_over
 
 __all__ = [
     "Gradient",
@@ -96,7 +96,7 @@ def agree_on_layout(
         return
     with outside_of_functions() as possible:
         if possible:
-            agreement.demand_equal_entries(
+            demand_equal_entries(
                 "What is reduced",
                 [
                     *list_versions(),
@@ -104,8 +104,7 @@ def agree_on_layout(
                     *((f"gradient {i}", str(one)) for i, one in enumerate(layout)),
                 ],
                 name=f"gradients{len(agreed)}.agreement",
-                gather=gather_over(process_set),
-                ranks=process_set.ranks,
+                process_set=process_set,
             )
             agreed.add(key)
 

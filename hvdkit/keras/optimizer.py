@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
-from hvdkit import agreement
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import hvd
-from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.collectives import share_errors
 from hvdkit.keras.compilation import keep_out_of_xla
 from hvdkit.keras.distribution import Distribution, attach, find_distribution, find_held
 from hvdkit.keras.layout import list_versions
@@ -144,10 +144,9 @@ def DistributedOptimizer(
         # In an elastic job ranks come and go, and who joins wraps alone.
         distribution = build()
     else:
-        gather, ranks = gather_over(process_set), process_set.ranks
-        with agreement.share_errors(f"{prefix}.arguments", gather=gather, ranks=ranks):
+        with share_errors(f"{prefix}.arguments", process_set):
             distribution = build()
-        agreement.demand_equal_entries(
+        demand_equal_entries(
             "The optimizer",
             [
                 *list_versions(),
@@ -158,8 +157,7 @@ def DistributedOptimizer(
                 ("clip_grad_norm", str(clip_grad_norm)),
             ],
             name=f"{prefix}.agreement",
-            gather=gather,
-            ranks=ranks,
+            process_set=process_set,
         )
     attach(optimizer, distribution, backward_passes_per_step)
     keep_out_of_xla()

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit import agreement
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.events import EventLog
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import broadcast_bytes, hvd
 from hvdkit.keras.checkpoint import CheckpointStore
 from hvdkit.keras.collectives import gather_over
@@ -192,7 +192,7 @@ class ReplicaCheck(PeriodicCheck):
 
     def _agree(self, options: list[tuple[str, str]]) -> None:
         if not is_elastic() and self._process_set.size() > 1:
-            agreement.demand_equal_entries(
+            demand_equal_entries(
                 "ReplicaCheck",
                 [
                     *options,
@@ -200,8 +200,7 @@ class ReplicaCheck(PeriodicCheck):
                     ("optimizer", str(self._find_optimizer() is not None)),
                 ],
                 name="replica_check.options",
-                gather=gather_over(self._process_set),
-                ranks=self._process_set.ranks,
+                process_set=self._process_set,
             )
 
     def _compare(self, name: str) -> None:

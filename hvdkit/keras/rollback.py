@@ -7,11 +7,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit import agreement
 from hvdkit.errors import HvdkitError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.checkpoint import CheckpointStore, restore_from
-from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.collectives import share_errors
 from hvdkit.keras.distribution import list_steppers
 from hvdkit.rollback import demand_lowering_factor, load_newest_good
 
@@ -50,8 +49,7 @@ def roll_back(
             is a ``LearningRateSchedule``, which nothing can lower.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    gather = gather_over(process_set)
-    with agreement.share_errors("roll_back", gather=gather, ranks=process_set.ranks):
+    with share_errors("roll_back", process_set):
         demand_lowering_factor(learning_rate_factor)
         if learning_rate_factor != 1:
             demand_settable_rate(optimizer)

@@ -9,9 +9,8 @@ import h5py
 import keras
 from keras.src.legacy.saving import legacy_h5_format
 
-from hvdkit import agreement
 from hvdkit.keras.backend import hvd
-from hvdkit.keras.collectives import gather_over
+from hvdkit.keras.collectives import share_errors
 from hvdkit.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
@@ -60,8 +59,7 @@ def load_model(
     objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     process_set = options.get("process_set", hvd.global_process_set)
     if process_set.included():
-        gather, ranks = gather_over(process_set), process_set.ranks
-        with agreement.share_errors("load_model", gather=gather, ranks=ranks):
+        with share_errors("load_model", process_set):
             model = load()
     else:
         model = load()

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit import agreement
 from hvdkit.errors import HvdkitError
+from hvdkit.keras.agreement import demand_equal_entries
 from hvdkit.keras.backend import broadcast_bytes, hvd
-from hvdkit.keras.collectives import allgather_object, gather_over
+from hvdkit.keras.collectives import allgather_object
 from hvdkit.keras.hyper_parameters import describe_hyper_parameters
 from hvdkit.keras.layout import list_versions
 
@@ -119,12 +119,11 @@ def _broadcast(
 ) -> None:
     if root_rank not in process_set.ranks:
         raise HvdkitError(f"root_rank {root_rank} is none of the ranks {process_set.ranks}")
-    agreement.demand_equal_entries(
+    demand_equal_entries(
         "What is broadcast",
         [*((name, describe_variable(v)) for name, v in named), *fixed],
         name="broadcast_variables",
-        gather=gather_over(process_set),
-        ranks=process_set.ranks,
+        process_set=process_set,
     )
     for name, variable in named:
         if _dtype(variable) == "string":

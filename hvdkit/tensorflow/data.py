@@ -9,10 +9,9 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvdkit.agreement import demand_equal_entries
 from hvdkit.errors import HvdkitError
 from hvdkit.sharding import check_shardable, count_samples, find_length
-from hvdkit.tensorflow.keras import gather_over
+from hvdkit.tensorflow.keras import demand_equal_entries
 
 __all__ = ["measure", "order_epochs", "shard"]
 
@@ -62,8 +61,7 @@ def shard(
         "Data that is shared out",
         _describe(dataset, shuffle, seed, drop_last),
         name="shard",
-        gather=gather_over(process_set),
-        ranks=ranks,
+        process_set=process_set,
     )
     length = measure(dataset)
     check_shardable(length, len(ranks))

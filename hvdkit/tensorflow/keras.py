@@ -19,9 +19,9 @@ if _keras.backend.backend() != "tensorflow":
 from hvdkit import keras as _keras_3
 from hvdkit.keras import *  # noqa: F403
 from hvdkit.keras import __all__ as __all__
+from hvdkit.keras.agreement import demand_equal_entries as demand_equal_entries
 from hvdkit.keras.backend import allreduce_tensors as allreduce_tensors
 from hvdkit.keras.backend import scale as scale
-from hvdkit.keras.collectives import gather_over as gather_over
 from hvdkit.keras.elastic import run as run_elastic  # noqa: F401
 from hvdkit.keras.elastic_parts import ElasticParts as ElasticParts
 from hvdkit.keras.elastic_parts import raise_losses as raise_losses
