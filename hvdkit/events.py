@@ -10,12 +10,10 @@ Kinds that hvdkit emits: ``nonfinite``, ``loss_spike``, ``straggler``, ``memory_
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import math
 import os
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +21,7 @@ from typing import Any
 
 from hvdkit import env
 from hvdkit.errors import HvdkitError
+from hvdkit.event_sinks import PrometheusEndpoint, TensorBoard
 
 __all__ = ["EventLog"]
 
@@ -64,8 +63,8 @@ class EventLog:
         self.path: Path | None = None
         self.prometheus_port: int | None = None
         self._file: int | None = None
-        self._board: _Board | None = None
-        self._endpoint: _Endpoint | None = None
+        self._board: TensorBoard | None = None
+        self._endpoint: PrometheusEndpoint | None = None
         self._failed: set[str] = set()
         rank = 0 if env.launcher() is None else env.rank()
         if path is not None:
@@ -73,9 +72,9 @@ class EventLog:
             self._file = _open_to_append(self.path)
         try:
             if tensorboard is not None and rank == 0:
-                self._board = _Board(tensorboard)
+                self._board = TensorBoard(tensorboard)
             if prometheus_port is not None and rank == 0:
-                self._endpoint = _Endpoint(prometheus_port, prometheus_host)
+                self._endpoint = PrometheusEndpoint(prometheus_port, prometheus_host)
                 self.prometheus_port = self._endpoint.port
         except BaseException:
             self.close()
@@ -170,119 +169,6 @@ class EventLog:
             if sink not in self._failed:
                 self._failed.add(sink)
                 _logger.warning("events no longer reach %s: %s", sink, error)
-
-
-class _Board:
-    """TensorBoard, by a writer of PyTorch's kind or of TensorFlow's."""
-
-    def __init__(self, target: Any) -> None:
-        self._own = isinstance(target, str | os.PathLike)
-        self._writer = _open_board(os.fspath(target)) if self._own else target
-        if not hasattr(self._writer, "add_text") and not hasattr(self._writer, "as_default"):
-            raise HvdkitError(
-                f"tensorboard must be a directory, a SummaryWriter or a writer of tf.summary, not "
-                f"a {type(target).__name__}"
-            )
-        if not hasattr(self._writer, "add_text"):
-            _demand_tensorboard()
-
-    def add_text(self, kind: str, message: str, step: int | None) -> None:
-        if hasattr(self._writer, "add_text"):
-            self._writer.add_text(f"hvdkit/{kind}", message, step)
-        else:
-            self._summary().text(f"hvdkit/{kind}", message, step=step or 0)
-        self._writer.flush()
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        if hasattr(self._writer, "add_scalar"):
-            self._writer.add_scalar(f"hvdkit/{name}", value, step)
-        else:
-            self._summary().scalar(f"hvdkit/{name}", value, step=step)
-
-    def close(self) -> None:
-        if self._own:
-            self._writer.close()
-
-    def _summary(self) -> Any:
-        summary = sys.modules["tensorflow"].summary
-        return _Within(self._writer, summary)
-
-
-class _Within:
-    """Functions of ``tf.summary`` that write to one writer."""
-
-    def __init__(self, writer: Any, summary: Any) -> None:
-        self._writer, self._functions = writer, summary
-
-    def __getattr__(self, name: str) -> Any:
-        def write(*args: Any, **kwargs: Any) -> None:
-            with self._writer.as_default():
-                getattr(self._functions, name)(*args, **kwargs)
-
-        return write
-
-
-def _open_board(directory: str) -> Any:
-    _demand_tensorboard()
-    # Not imported by name: this module belongs to all adapters, each of which has one framework.
-    if "torch" in sys.modules:
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(directory)
-    if "tensorflow" in sys.modules:
-        return sys.modules["tensorflow"].summary.create_file_writer(directory)
-    raise HvdkitError("import torch or tensorflow before an EventLog with a TensorBoard directory")
-
-
-def _demand_tensorboard() -> None:
-    try:
-        importlib.import_module("tensorboard")
-    except ImportError:
-        raise HvdkitError(
-            "PyTorch and TensorFlow write for TensorBoard by its package, which is not installed: "
-            "pip install tensorboard"
-        ) from None
-
-
-class _Endpoint:
-    """Counts and figures for Prometheus, in a registry of their own."""
-
-    def __init__(self, port: int, host: str) -> None:
-        try:
-            self._client = importlib.import_module("prometheus_client")
-        except ImportError:
-            raise HvdkitError(
-                "prometheus_port needs prometheus_client: pip install '/path/to/hvdkit[health]'"
-            ) from None
-        self._registry = self._client.CollectorRegistry()
-        self._events = self._client.Counter(
-            "hvdkit_events", "Events", ["kind", "severity"], registry=self._registry
-        )
-        self._gauges: dict[str, Any] = {}
-        try:
-            self._server, self._thread = self._client.start_http_server(
-                port, host, registry=self._registry
-            )
-        except OSError as error:
-            raise HvdkitError(
-                f"cannot serve Prometheus on {host}:{port}: {error.strerror or error}; choose "
-                "another prometheus_port, or 0 for any that is free"
-            ) from None
-        self.port = int(self._server.server_port)
-
-    def count(self, kind: str, severity: str) -> None:
-        self._events.labels(kind, severity).inc()
-
-    def set(self, rank: int, figures: dict[str, float]) -> None:
-        for name, value in figures.items():
-            if name not in self._gauges:
-                self._gauges[name] = self._client.Gauge(
-                    f"hvdkit_{name}", name.replace("_", " "), ["rank"], registry=self._registry
-                )
-            self._gauges[name].labels(rank).set(value)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _name_for_rank(path: Path, rank: int) -> Path:

@@ -13,6 +13,7 @@ ROOT = Path(hvdkit.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod"}
 PURE = {
     "errors",
+    "event_sinks",
     "events",
     "elastic",
     "env",
