@@ -15,6 +15,7 @@ class BackgroundWork:
     """Runs functions one after another, each in a thread that the interpreter waits for at exit."""
 
     def __init__(self) -> None:
+        self._starting = threading.RLock()  # a signal handler may save while saving starts
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -23,17 +24,17 @@ class BackgroundWork:
 
         Its error is logged at once and raised by the next ``start`` or ``wait``.
         """
-        self.wait()
-        thread = threading.Thread(target=self._run, args=(function,), name="hvdkit-background")
-        thread.start()
-        self._thread = thread
+        with self._starting:
+            self.wait()
+            thread = threading.Thread(target=self._run, args=(function,), name="hvdkit-background")
+            thread.start()
+            self._thread = thread
 
     def settle(self) -> None:
         """Wait until nothing runs; an error stays for ``wait``."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-            self._thread = None
 
     def wait(self) -> None:
         """Wait until nothing runs, and raise the error of what ran, once."""

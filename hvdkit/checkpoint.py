@@ -30,7 +30,7 @@ from hvdkit.manifest import (
 )
 
 _MANIFEST = re.compile(r"(\d{8,})-step-(\d+)\.json")
-_PAYLOAD = re.compile(r"\d{8,}-step-\d+\.(ckpt|part)")
+_PAYLOAD = re.compile(r"(\d{8,})-step-\d+\.(?:ckpt|part)")
 _ADVICE = {
     errno.ENOSPC: "free some space or keep fewer",
     errno.EDQUOT: "free some space or keep fewer",
@@ -130,15 +130,22 @@ class CheckpointStore:
         self.wait()
         with self._explain(step):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_directory(self.directory)
-            self._remove_leftovers()
+            self._lock = lock = lock_directory(self.directory)
+            self._remove_leftovers(lock)
             newest = max((saved.sequence for saved in self.checkpoints()), default=0)
-            name = f"{newest + 1:08d}-step-{step}.json"
-            made = Checkpoint(newest + 1, step, self.directory / name)
+            number = lock.take_number(newest)
+            made = Checkpoint(number, step, self.directory / f"{number:08d}-step-{step}.json")
+
+        def work() -> None:
+            try:
+                self._write(made, write_payload, score)
+            finally:
+                lock.under_way.discard(number)
+
         if self.asynchronous:
-            self._work.start(lambda: self._write(made, write_payload, score))
+            self._work.start(work)
         else:
-            self._write(made, write_payload, score)
+            work()
         return made.path
 
     def wait(self) -> None:
@@ -315,11 +322,18 @@ class CheckpointStore:
                 checkpoint.manifest_path.unlink(missing_ok=True)
                 checkpoint.path.unlink(missing_ok=True)
 
-    def _remove_leftovers(self) -> None:
-        """Remove what a crash left: unfinished files, payloads without a manifest."""
+    def _remove_leftovers(self, lock: DirectoryLock) -> None:
+        """Remove what a crash left: unfinished files, payloads without a manifest.
+
+        Not what another thread, or another store in this process, is writing.
+        """
         for path in self.directory.iterdir():
-            if _PAYLOAD.fullmatch(path.name) and not path.with_suffix(".json").exists():
-                path.unlink()
+            match = _PAYLOAD.fullmatch(path.name)
+            if match is None or int(match[1]) in lock.under_way:
+                continue
+            # Looked for last: what was under way until now has its manifest.
+            if not path.with_suffix(".json").exists():
+                path.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -33,9 +33,19 @@ class DirectoryLock:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
+        self.under_way: set[int] = set()  # the numbers of files that are being written
+        self._last = 0
+        self._numbering = threading.RLock()  # a signal handler may want a number, too
         self._descriptor = descriptor
         self._pid = os.getpid()
         weakref.finalize(self, _close, descriptor, self._pid)
+
+    def take_number(self, newest: int) -> int:
+        """Return a number above ``newest`` and those taken before, and note it as under way."""
+        with self._numbering:
+            self._last = max(self._last, newest) + 1
+            self.under_way.add(self._last)
+            return self._last
 
     def is_valid(self) -> bool:
         """Whether this process still holds it, and on the file that is there now."""

@@ -384,3 +384,46 @@ def test_kill_at_any_moment_loses_at_most_the_unfinished_checkpoint(tmp_path):
         assert latest.path.read_bytes() == bytes([latest.step % 256]) * 100_000
         assert store.best().step == latest.step
         last = latest.step
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_stores_and_threads_of_one_process_do_not_disturb_each_other(tmp_path, asynchronous):
+    """A store that begins takes what another is writing for no leftover, and no number twice."""
+    stores = [CheckpointStore(tmp_path, keep=None, asynchronous=asynchronous) for _ in range(2)]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write(file):
+        file.write(payload(0))
+        file.flush()
+        begun.set()
+        assert go_on.wait(20)
+
+    errors = []
+
+    def many(first):
+        try:
+            for step in range(first, first + 8):
+                save(stores[step % 2], step)
+        except Exception as error:
+            errors.append(error)
+
+    slow = CheckpointStore(tmp_path, keep=None)
+    threads = [threading.Thread(target=slow.write, args=(0, write))]
+    threads[0].start()
+    assert begun.wait(20)
+    threads += [threading.Thread(target=many, args=(first,)) for first in (100, 200, 300)]
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads[1:]:
+        thread.join()
+    go_on.set()
+    threads[0].join()
+    for store in stores:
+        store.close()
+    assert errors == []
+    found = slow.checkpoints()
+    assert len({checkpoint.sequence for checkpoint in found}) == len(found)
+    expected = [0, *(first + n for first in (100, 200, 300) for n in range(8))]
+    assert sorted(checkpoint.step for checkpoint in found) == expected
+    for checkpoint in found:
+        assert slow.find(checkpoint.step).path.read_bytes() == payload(checkpoint.step)
