@@ -15,7 +15,7 @@ from hvdkit.torch.collectives import broadcast_object, share_errors
 from hvdkit.torch.initial_state import broadcast_initial_state
 from hvdkit.torch.optimizer_state import list_parameters
 from hvdkit.torch.random_state import restore_random_state
-from hvdkit.torch.snapshot import copy_to_host
+from hvdkit.torch.snapshot import copy_to_host, replace_scalars
 
 _KEYS = ("step", "model", "optimizer", "extra")
 
@@ -73,7 +73,8 @@ class CheckpointStore(checkpoint.CheckpointStore):
             score: What the best checkpoints are chosen by, such as the validation loss; of rank
                 0. NaN, infinities and None: never the best.
             random: What ``gather_random_state`` returned.
-            extra: Numbers, strings, tensors, and dicts, lists and tuples of them.
+            extra: Numbers, strings, tensors, and dicts, lists and tuples of them. NumPy's numbers
+                become Python's; its arrays are refused: ``torch.from_numpy`` makes tensors.
 
         Returns:
             The path of the payload on rank 0, None elsewhere.
@@ -87,13 +88,15 @@ class CheckpointStore(checkpoint.CheckpointStore):
             self.close()  # in an elastic job this process may have been rank 0
             return None
         self.wait()  # before another copy is made
-        state = {
-            "step": step,
-            "model": None if model is None else model.state_dict(),
-            "optimizer": None if optimizer is None else optimizer.state_dict(),
-            "random": None if random is None else list(random),
-            "extra": extra,
-        }
+        state = replace_scalars(
+            {
+                "step": step,
+                "model": None if model is None else model.state_dict(),
+                "optimizer": None if optimizer is None else optimizer.state_dict(),
+                "random": None if random is None else list(random),
+                "extra": extra,
+            }
+        )
         if self.asynchronous:
             state = copy_to_host(state)
 
@@ -104,8 +107,8 @@ class CheckpointStore(checkpoint.CheckpointStore):
             if unsafe:
                 raise CheckpointError(
                     f"the checkpoint of step {step} holds {', '.join(sorted(unsafe))}, which "
-                    "loading with weights_only=True refuses; save numbers, strings, tensors, "
-                    "dicts and lists"
+                    "loading with weights_only=True refuses; save numbers, strings, tensors (of "
+                    "NumPy's arrays torch.from_numpy), dicts and lists"
                 )
 
         return self.write(step, write, score)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import torch
 
-__all__ = ["copy_to_host"]
+__all__ = ["copy_to_host", "replace_scalars"]
 
 
 def copy_to_host(value: Any, copied: dict[int, torch.UntypedStorage] | None = None) -> Any:
@@ -31,6 +32,27 @@ def copy_to_host(value: Any, copied: dict[int, torch.UntypedStorage] | None = No
     if type(value) in (list, tuple):
         return type(value)(copy_to_host(item, copied) for item in value)
     return copy.deepcopy(value)
+
+
+def replace_scalars(value: Any) -> Any:
+    """Return a state with Python's numbers in place of NumPy's, which ``weights_only`` refuses.
+
+    A learning rate that was computed with NumPy is one. Tensors stay the same objects.
+
+    Args:
+        value: What is in dicts, lists and tuples is replaced; other objects stay as they are.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, dict):
+        result = copy.copy(value)
+        for key, item in value.items():
+            result[key] = replace_scalars(item)
+        return result
+    if type(value) in (list, tuple):
+        return type(value)(replace_scalars(item) for item in value)
+    return value
 
 
 def _copy_tensor(

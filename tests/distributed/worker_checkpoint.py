@@ -190,15 +190,36 @@ def check_what_could_not_be_loaded_is_not_saved():
     store.save(1, model, history=[(1, 0.5), {"a": torch.ones(2)}], name="run", nothing=None)
     if hvd.rank() == 0:
         with pytest.raises(CheckpointError, match=r"step 2 holds .*numpy.*weights_only=True"):
-            store.save(2, model, loss=np.float64(0.5))
+            store.save(2, model, losses=np.ones(2))
         loaded = store.load()
         assert loaded["step"] == 1
         assert loaded["optimizer"] is None
         assert loaded["extra"]["history"][0] == (1, 0.5)
         assert store.load(step=1)["extra"]["name"] == "run"
     else:
-        assert store.save(2, model, loss=np.float64(0.5)) is None
+        assert store.save(2, model, losses=np.ones(2)) is None
     hvd.barrier()
+
+
+def check_numbers_of_numpy_are_saved_as_those_of_python():
+    """A rate from a schedule that is computed with NumPy must not end the job at a save."""
+    for asynchronous in (False, True):
+        store = CheckpointStore(new_directory(), asynchronous=asynchronous)
+        model, optimizer = make(0)
+        train(model, optimizer, 1)
+        optimizer.param_groups[0]["lr"] = 0.02 * np.cos(0.3)
+        optimizer.state[model[0].weight]["calls"] = np.int64(2**40)
+        train(model, optimizer, 1)
+        store.save(np.int64(2), model, optimizer, score=np.float32(1.5), losses=[np.float32(0.1)])
+        store.close()
+        assert type(optimizer.param_groups[0]["lr"]) is np.float64
+        fresh, other = make(1)
+        restored = restore_or_broadcast(store, fresh, other)
+        assert restored == {"step": 2, "losses": [float(np.float32(0.1))]}
+        assert other.param_groups[0]["lr"] == 0.02 * np.cos(0.3)
+        assert type(other.param_groups[0]["lr"]) is float
+        assert other.state[fresh[0].weight]["calls"] == 2**40
+        hvd.barrier()
 
 
 def check_a_full_disk_is_named():
@@ -328,7 +349,7 @@ def check_every_kind_of_tensor_is_copied():
 def check_an_error_beside_training_comes_with_the_next_save():
     store = CheckpointStore(new_directory(), asynchronous=True)
     store.save(1, loss=0.5)
-    store.save(2, loss=np.float64(0.5))
+    store.save(2, losses=np.ones(2))
     if hvd.rank() == 0:
         with pytest.raises(CheckpointError, match=r"step 2 holds .*numpy"):
             store.save(3, loss=0.5)
