@@ -16,7 +16,8 @@ from hvdkit.keras.health import HealthMonitor
 from hvdkit.keras.metrics import average_metrics
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.random_state import gather_random_state
-from hvdkit.keras.replicas import ReplicaCheck, check_replicas
+from hvdkit.keras.replica_check import ReplicaCheck
+from hvdkit.keras.replicas import check_replicas
 from hvdkit.keras.rollback import roll_back
 from hvdkit.keras.saving import load_model
 from hvdkit.keras.schedule import scale_learning_rate

@@ -21,9 +21,9 @@ from hvdkit.keras.collectives import gather_over
 from hvdkit.keras.health_callback import HealthCallback
 from hvdkit.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvdkit.keras.metric_average import MetricAverageCallback
-from hvdkit.keras.replicas import ReplicaCheck
+from hvdkit.keras.replica_check import ReplicaCheck
 from hvdkit.keras.state import broadcast_initial_state
-from hvdkit.replicas import DEFAULT_STEPS
+from hvdkit.replica_check import DEFAULT_STEPS
 
 __all__ = [
     "BestModelCheckpoint",

@@ -11,7 +11,7 @@ from horovod.torch.mpi_ops import ProcessSet, global_process_set, rank
 from hvdkit.env import is_elastic
 from hvdkit.errors import HvdkitError
 from hvdkit.events import EventLog
-from hvdkit.replicas import DEFAULT_STEPS, PeriodicCheck
+from hvdkit.replica_check import DEFAULT_STEPS, PeriodicCheck
 from hvdkit.torch.agreement import demand_equal_entries
 from hvdkit.torch.checkpoint import CheckpointStore
 from hvdkit.torch.initial_state import broadcast_optimizer_state, broadcast_parameters

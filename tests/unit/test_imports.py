@@ -34,6 +34,7 @@ PURE = {
     "agreement",
     "hyper_parameters",
     "metrics",
+    "replica_check",
     "replicas",
     "rollback",
 }
