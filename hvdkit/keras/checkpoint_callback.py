@@ -66,6 +66,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             batches of all epochs; None: it started afresh.
 
     Raises:
+        HvdkitError: ``every_steps`` is below 1; the data is not that of the checkpoint.
         CheckpointError: On every rank, RankDisagreementError on some: nothing can be restored or
             written; see ``CheckpointStore``.
     """
@@ -79,7 +80,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if every_steps is not None and every_steps < 1:
-            raise ValueError(f"every_steps must be at least 1, or None; got {every_steps}")
+            raise HvdkitError(f"every_steps must be at least 1, or None; got {every_steps}")
         self.store = store
         self.every_steps = every_steps
         self.share = share

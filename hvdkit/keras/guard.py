@@ -27,13 +27,9 @@ class UpdateGuard:
     """Counts updates that are not finite, and leaves them out; hangs on optimizers.
 
     What has happened is kept in variables, since a compiled step tells nothing else.
-
-    Args:
-        leaves_out: Whether such updates are left out; if not, only counted.
     """
 
-    def __init__(self, leaves_out: bool = True) -> None:
-        self.leaves_out = leaves_out
+    def __init__(self) -> None:
         self._bad = _make_variable(0, "int32")  # updates whose gradients were not finite
         self._own = _make_variable(0, "int32")  # those where this rank's own were not
         self._losses = _make_variable(0, "int32")  # losses of this rank that were not
@@ -125,7 +121,7 @@ class UpdateGuard:
                 object.__setattr__(one, "_hvdkit_guard", None)
 
     def _choose(self, act: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
-        if self._permitted is None or not self.leaves_out:
+        if self._permitted is None:
             act()
             return
 

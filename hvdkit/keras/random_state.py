@@ -12,6 +12,7 @@ from keras.src.random import seed_generator
 
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import allgather_object
+from hvdkit.keras.state import name_dtype
 from hvdkit.random_state import (
     choose_state,
     read_random_state,
@@ -85,7 +86,7 @@ def set_rank_state(model: Any, state: dict[str, Any], seeds: dict[str, int] | No
     if "keras" in state or "keras" in seeds:
         first = seeds.get("keras", 0) % _LARGEST_SEED
         variable = seed_generator.global_seed_generator().state
-        variable.assign(np.array(state.get("keras", [first, 0]), _dtype(variable)))
+        variable.assign(np.array(state.get("keras", [first, 0]), name_dtype(variable)))
     if operations := _find_tensorflow():
         if "tensorflow" in state:
             operations.get_global_generator().state.assign(state["tensorflow"])
@@ -93,10 +94,10 @@ def set_rank_state(model: Any, state: dict[str, Any], seeds: dict[str, int] | No
             operations.get_global_generator().reset_from_seed(seeds["tensorflow"])
     for index, variable in enumerate(_find_seeds(model)):
         if "model" in state:
-            variable.assign(np.array(state["model"][index], _dtype(variable)))
+            variable.assign(np.array(state["model"][index], name_dtype(variable)))
         elif "model" in seeds:
             first = (seeds["model"] + index) % _LARGEST_SEED
-            variable.assign(np.array([first, 0], _dtype(variable)))
+            variable.assign(np.array([first, 0], name_dtype(variable)))
     set_random_state(state)
     seed_generators(seeds)
 
@@ -108,10 +109,6 @@ def _find_seeds(model: Any) -> list[Any]:
 def _find_tensorflow() -> Any:
     """Return the module that holds TensorFlow's global generator, if it is loaded."""
     return sys.modules.get("tensorflow.python.ops.stateful_random_ops")
-
-
-def _dtype(variable: Any) -> str:
-    return str(getattr(variable.dtype, "name", variable.dtype))
 
 
 def _read(variable: Any) -> list[int]:

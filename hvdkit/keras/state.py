@@ -20,6 +20,7 @@ __all__ = [
     "broadcast_initial_state",
     "broadcast_variables",
     "describe_variable",
+    "name_dtype",
     "name_slots",
     "name_variables",
     "read_variable",
@@ -126,7 +127,7 @@ def _broadcast(
         process_set=process_set,
     )
     for name, variable in named:
-        if _dtype(variable) == "string":
+        if name_dtype(variable) == "string":
             raise HvdkitError(
                 f"variable {name} holds text, which cannot be broadcast; send it with "
                 "broadcast_object"
@@ -190,8 +191,9 @@ def read_variable(variable: Any) -> np.ndarray:
 
 def describe_variable(variable: Any) -> str:
     """Return the dtype and shape of a variable, as ``float32[3, 2]``."""
-    return f"{_dtype(variable)}{list(variable.shape)}"
+    return f"{name_dtype(variable)}{list(variable.shape)}"
 
 
-def _dtype(variable: Any) -> str:
+def name_dtype(variable: Any) -> str:
+    """Return the dtype of a Keras or TensorFlow variable, as ``float32``."""
     return str(getattr(variable.dtype, "name", variable.dtype))
