@@ -10,99 +10,19 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (flat buckets, gradients as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from horovod.torch.compression import Compressor
 from horovod.torch.mpi_ops import ProcessSet
 
-from hvdkit.errors import HvdkitError, RankDisagreementError
 from hvdkit.torch.finite import get_values, probe
+from hvdkit.torch.round import Round
+from hvdkit.torch.slot import Slot, demand_trainable, refuse_graph
 from hvdkit.torch.wire import Wire, make_wire
 
-if TYPE_CHECKING:
-    from hvdkit.torch.direct import DirectGradient
-
-__all__ = ["GradientBucket", "Round", "Slot", "demand_trainable", "refuse_graph"]
+__all__ = ["GradientBucket"]
 
 _ALIGNMENT_BYTES = 64  # a cache line: no two gradients share one
-
-# A gradient this large is written as soon as it is ready: it is still in the cache, and its
-# memory is free for the next one. Smaller ones are written together, for Python's sake.
-_WRITE_AT_ONCE_NUMEL = 1 << 15
-
-
-@dataclass
-class Round:
-    """What one reduction divides by; the same for all buckets of an optimizer.
-
-    Attributes:
-        scale: Each local gradient is multiplied by it before the sum.
-        postscale: The sum is multiplied by it.
-        reopen: Turns a reduced gradient back into a local one: reducing it again with this
-            factor in front gives the same value.
-        reopens: Whether ``reopen`` can differ from one in this optimizer's rounds.
-        mean: Whether the result is a mean over ranks (``scale`` has the division in it).
-        active: Whether this rank takes part; if not, it contributes zeros.
-        ranks: How many ranks take part.
-        probes: Whether to note what tells if this rank's own gradients are finite.
-    """
-
-    scale: float = 1.0
-    postscale: float = 1.0
-    reopen: float = 1.0
-    reopens: bool = False
-    mean: bool = True
-    active: bool = True
-    ranks: int = 1
-    probes: bool = False
-
-
-class Slot:
-    """One parameter, its place in a bucket, and how far its gradient has come."""
-
-    __slots__ = (
-        "bucket",
-        "large",
-        "name",
-        "param",
-        "ready",
-        "reduced",
-        "sparse_dim",
-        "view",
-    )
-
-    def __init__(self, param: torch.nn.Parameter, name: str) -> None:
-        self.param = param
-        self.name = name
-        self.large = param.numel() >= _WRITE_AT_ONCE_NUMEL
-        self.bucket: GradientBucket | DirectGradient | None = None
-        self.view: torch.Tensor | None = None
-        self.sparse_dim: int | None = None  # set when the gradient is sparse
-        self.ready = -1  # the last filling of the bucket for which it counted as ready
-        self.reduced = False  # `param.grad` is a result that no pass has added to since
-
-    def accept(self, result: torch.Tensor | None) -> None:
-        """Make ``result`` the reduced gradient."""
-        self.param.grad = result
-        self.reduced = True
-        if result is not None:
-            # On the tensor itself: whatever takes its place is not reduced, and a reference
-            # would keep its memory.
-            result._hvdkit_reduced = True  # type: ignore[attr-defined]
-
-    def holds_result(self) -> bool:
-        """Whether ``param.grad`` is what was accepted, and no pass has added to it since."""
-        grad = self.param.grad
-        if not self.reduced or grad is None:
-            return False
-        return grad is self.view or getattr(grad, "_hvdkit_reduced", False)
-
-    def layout(self) -> str:
-        """What must be equal on all ranks for flat buffers to match, in words."""
-        strides = torch.empty_like(self.param, device="meta").stride()
-        dtype = str(self.param.dtype).removeprefix("torch.")
-        return f"{dtype}{list(self.param.shape)} with strides {list(strides)}"
 
 
 @dataclass
@@ -309,21 +229,3 @@ class GradientBucket:
             if slot.param.grad is not None and slot.sparse_dim is not None:
                 slot.param.grad = slot.param.grad.to_sparse(slot.sparse_dim)
         self.pending = self._expected
-
-
-def demand_trainable(slot: Slot) -> None:
-    """Raise RankDisagreementError if a parameter with a gradient on some rank is frozen here."""
-    if not slot.param.requires_grad:
-        raise RankDisagreementError(
-            f"{slot.name!r} is frozen on this rank (requires_grad=False) but got a gradient on "
-            "another: the replicas would drift apart; freeze it on every rank at the same step"
-        )
-
-
-def refuse_graph(slot: Slot) -> NoReturn:
-    """Raise HvdkitError for a gradient that is itself part of a graph."""
-    raise HvdkitError(
-        f"the gradient of {slot.name!r} carries a graph (backward(create_graph=True)), which "
-        "a reduced gradient cannot; use torch.autograd.grad() for the inner derivative and "
-        "an ordinary backward() before the step"
-    )

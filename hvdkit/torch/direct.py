@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, synchronize
 
-from hvdkit.torch.bucket import Round, Slot, demand_trainable, refuse_graph
 from hvdkit.torch.finite import probe
+from hvdkit.torch.round import Round
+from hvdkit.torch.slot import Slot, demand_trainable, refuse_graph
 
 __all__ = ["DirectGradient", "Presence"]
 

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from hvdkit.torch.bucket import GradientBucket, Slot
+from hvdkit.torch.bucket import GradientBucket
 from hvdkit.torch.direct import DirectGradient
 from hvdkit.torch.finite import are_finite, is_finite
 from hvdkit.torch.plan import EagerReduction, LateReduction
+from hvdkit.torch.slot import Slot
 from hvdkit.torch.sparse import SparseGradient
 
 __all__ = ["find_nonfinite", "find_own_nonfinite"]

@@ -13,10 +13,12 @@ from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, Sum
 from hvdkit.buckets import plan_buckets, split_evenly
 from hvdkit.errors import RankDisagreementError
 from hvdkit.torch.agreement import find_difference
-from hvdkit.torch.bucket import GradientBucket, Round, Slot
+from hvdkit.torch.bucket import GradientBucket
 from hvdkit.torch.collectives import allgather_object
 from hvdkit.torch.direct import DirectGradient, Presence
 from hvdkit.torch.hyper_parameters import ADVICE
+from hvdkit.torch.round import Round
+from hvdkit.torch.slot import Slot
 from hvdkit.torch.sparse import SparseGradient
 from hvdkit.torch.wire import travels_as_it_is
 

@@ -21,10 +21,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hvdkit import trace
 from hvdkit.errors import HvdkitError
 from hvdkit.torch.autograd import accumulates, comes_last, find_custom_backward
-from hvdkit.torch.bucket import Round, Slot
 from hvdkit.torch.nonfinite import find_nonfinite, find_own_nonfinite
 from hvdkit.torch.plan import EagerReduction, LateReduction, ReductionOptions, make_plan
 from hvdkit.torch.restarts import RestartWatch
+from hvdkit.torch.round import Round
+from hvdkit.torch.slot import Slot
 
 __all__ = ["GradientReducer"]
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import ProcessSet, allgather_async, synchronize
 
-from hvdkit.torch.bucket import Round, Slot, demand_trainable
 from hvdkit.torch.finite import get_values, probe
+from hvdkit.torch.round import Round
+from hvdkit.torch.slot import Slot, demand_trainable
 from hvdkit.torch.transport import pick_wire_device
 
 __all__ = ["SparseGradient"]
