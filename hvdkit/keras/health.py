@@ -172,17 +172,12 @@ class HealthMonitor:
         now_s = time.time()
         step, self.steps = self.steps, self.steps + 1
         self.restored = None
-        if self._began_s is not None:
-            ready_s = self.guard.read_ready_s() if self._policy is not None else 0.0
-            self._step_times_s.append(now_s - self._began_s)
-            self._own_times_s.append(
-                (ready_s if ready_s > self._began_s else now_s) - self._began_s
-            )
-        self._losses.append(math.nan if loss is None else float(keras.ops.convert_to_numpy(loss)))
+        window = self._options.window
+        if window is not None:
+            self._note_step(now_s, loss)
         if self._policy is not None:
             self._look_at_scale(step)
             self._look_at_counts(step, self._policy)
-        window = self._options.window
         if window is not None and len(self._losses) >= window:
             self._close_window(step)
         self._began_s = time.time()
@@ -262,6 +257,15 @@ class HealthMonitor:
         return allgather_object(obj, name=f"health.{what}", process_set=self._process_set)
 
     # -- the window ------------------------------------------------------------------------
+
+    def _note_step(self, now_s: float, loss: Any) -> None:
+        if self._began_s is not None:
+            ready_s = self.guard.read_ready_s() if self._policy is not None else 0.0
+            self._step_times_s.append(now_s - self._began_s)
+            self._own_times_s.append(
+                (ready_s if ready_s > self._began_s else now_s) - self._began_s
+            )
+        self._losses.append(math.nan if loss is None else float(keras.ops.convert_to_numpy(loss)))
 
     def _close_window(self, step: int) -> None:
         mine = Figures(

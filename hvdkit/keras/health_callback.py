@@ -15,6 +15,8 @@ class HealthCallback(keras.callbacks.Callback):
     """Watch training in ``fit`` with a ``HealthMonitor``, which says what is looked for.
 
     The step is compiled anew with the look at gradients in it. Every rank must have the callback.
+    Callbacks that evaluate at the end of an epoch come after it in the list: they would leave the
+    losses of what they evaluate in place of the last batch's.
 
     Args:
         options: Those of ``HealthMonitor``, from ``nonfinite`` on.
@@ -29,11 +31,12 @@ class HealthCallback(keras.callbacks.Callback):
         self._options = options
         self._steps = 0
         self._totals = (0.0, 0.0)
+        self._loss: float | None = None  # of the last batch, read before validation
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Make the monitor, and let the step be compiled with it."""
         self.monitor = HealthMonitor(self.model, **self._options)
-        self._steps, self._totals = 0, (0.0, 0.0)
+        self._steps, self._totals, self._loss = 0, (0.0, 0.0), None
         self.model.make_train_function(force=True)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -47,6 +50,14 @@ class HealthCallback(keras.callbacks.Callback):
         self._look()
         self._steps += 1
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Read the loss of the last batch, before validation sums up its own in that place.
+
+        No more: perhaps only some ranks validate.
+        """
+        if self._steps:
+            self._loss = self._read_loss()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Look at the last batch."""
         self._look()
@@ -56,7 +67,9 @@ class HealthCallback(keras.callbacks.Callback):
         assert self.monitor is not None
         if self._steps:
             self._steps = 0
-            self.monitor.end_step(self._read_loss())
+            loss = self._read_loss() if self._loss is None else self._loss
+            self._loss = None
+            self.monitor.end_step(loss)
 
     def _read_loss(self) -> float | None:
         """Return the loss of the last batch, from what Keras sums up over the epoch."""

@@ -199,14 +199,16 @@ class HealthMonitor:
     def end_step(self) -> None:
         """A step has ended; not for users."""
         self.steps += 1
+        losses, self._losses = self._losses, []
+        window = self._options.window
+        if window is None:
+            return
         now_s, waited_s = time.perf_counter(), self._reducer.waited_s
         if self._last is not None:
             self._step_times_s.append(now_s - self._last[0])
             self._own_times_s.append(now_s - self._last[0] - (waited_s - self._last[1]))
-        self._window_losses.append(self._losses)
-        self._losses = []
-        window = self._options.window
-        if window is not None and len(self._window_losses) >= window:
+        self._window_losses.append(losses)
+        if len(self._window_losses) >= window:
             self._close_window()
         self._last = (time.perf_counter(), waited_s)
 

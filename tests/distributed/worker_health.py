@@ -539,6 +539,16 @@ class _Board:
         pass
 
 
+def check_without_windows_nothing_piles_up():
+    model, optimizer, _ = _make("piles")
+    monitor = hvd.HealthMonitor(model, optimizer, window=None)
+    for batch in make_batches(30):
+        _pass(model, optimizer, monitor, batch, bad=False)
+    held = [len(value) for value in vars(monitor).values() if isinstance(value, list)]
+    assert monitor.steps == 30
+    assert sum(held) < 20, held
+
+
 def check_arguments():
     model, optimizer, _ = _make("arguments")
     with pytest.raises(HvdkitError, match="needs an optimizer made by DistributedOptimizer"):

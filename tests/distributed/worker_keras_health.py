@@ -238,7 +238,9 @@ def check_a_straggler_a_spike_and_figures_are_found_in_windows():
     rows = len(x) // 60
     x[30 * rows : 31 * rows] *= 1000
     health = hvd.callbacks.HealthCallback(window=20, straggler_factor=6.0, events=events)
-    fit(model, (x, y), callbacks=[health, Steer()])
+    # Whose losses are no spike: they are not those of the last batch.
+    validation = {"validation_data": (x * 1000, y), "validation_batch_size": len(x)}
+    fit(model, (x, y), callbacks=[health, Steer()], **validation)
     assert health.monitor.steps == 60
     told = read()
     assert [event["step"] for event in told if event["kind"] == "loss_spike"] == [30]
@@ -247,6 +249,16 @@ def check_a_straggler_a_spike_and_figures_are_found_in_windows():
         assert {step for _, step in board.scalars} == {19, 39, 59}
         share = [board.scalars[f"hvdkit/wait_share/{rank}", 59] for rank in (0, 1)]
         assert share[0] > 0.5 > share[1]
+
+
+def check_without_windows_nothing_piles_up():
+    model = _make()
+    x, y = make_data(30)
+    health = hvd.callbacks.HealthCallback(window=None)
+    fit(model, (x, y), callbacks=[health])
+    held = [len(value) for value in vars(health.monitor).values() if isinstance(value, list)]
+    assert health.monitor.steps == 30
+    assert sum(held) < 20, held
 
 
 def check_arguments():
