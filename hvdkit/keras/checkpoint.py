@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import keras
-import ml_dtypes  # noqa: F401 - gives NumPy bfloat16
 import numpy as np
 
 from hvdkit import checkpoint
 from hvdkit.errors import CheckpointError
 from hvdkit.keras.backend import hvd
 from hvdkit.keras.collectives import allgather_object, share_errors
+from hvdkit.keras.payload import decode, encode, make_writer, read_payload
 from hvdkit.keras.random_state import restore_random_state
 from hvdkit.keras.state import (
     broadcast_initial_state,
@@ -98,24 +97,15 @@ class CheckpointStore(checkpoint.CheckpointStore):
             optimizer.build(model.trainable_variables)  # a fresh one: restoring builds it too
         arrays: list[np.ndarray] = []
         state = {
-            "step": step,
+            "step": operator.index(step),  # NumPy's are no integers for JSON
             "model": None if model is None else _encode_variables("model", model, arrays),
             "optimizer": (
                 None if optimizer is None else _encode_variables("optimizer", optimizer, arrays)
             ),
-            "random": None if random is None else _encode(list(random), "random", arrays),
-            "extra": [[name, _encode(value, name, arrays)] for name, value in extra.items()],
+            "random": None if random is None else encode(list(random), "random", arrays),
+            "extra": [[name, encode(value, name, arrays)] for name, value in extra.items()],
         }
-        header = json.dumps(state | {"arrays": [_describe(array) for array in arrays]})
-
-        def write(file: BinaryIO) -> None:
-            # Bytes, since NumPy's own files know no bfloat16.
-            payload: dict[str, Any] = {
-                f"array{i}": _to_bytes(array) for i, array in enumerate(arrays)
-            }
-            np.savez(file, header=np.frombuffer(header.encode(), np.uint8), **payload)
-
-        return self.write(step, write, score)
+        return self.write(step, make_writer(state, arrays), score)
 
     def load(self, step: int | None = None, *, best: bool = False) -> dict[str, Any] | None:
         """Load the newest whole checkpoint, that of a step or the best, on the rank that calls.
@@ -136,12 +126,7 @@ class CheckpointStore(checkpoint.CheckpointStore):
         if found is None:
             return None
         try:
-            with np.load(found.path, allow_pickle=False) as payload:
-                state = json.loads(payload["header"].tobytes())
-                arrays = [
-                    payload[f"array{i}"].view(np.dtype(dtype)).reshape(shape)
-                    for i, (dtype, shape) in enumerate(state.pop("arrays"))
-                ]
+            state, arrays = read_payload(found.path)
         except Exception as error:  # of zip files, of arrays, of the header
             raise CheckpointError(
                 f"{found.path} cannot be loaded as a checkpoint of hvdkit.keras: "
@@ -150,8 +135,8 @@ class CheckpointStore(checkpoint.CheckpointStore):
         for part in ("model", "optimizer"):
             if state[part] is not None:
                 state[part] = [(name, kind, arrays[i]) for name, kind, i in state[part]]
-        state["random"] = _decode(state.get("random"), arrays)
-        state["extra"] = {name: _decode(value, arrays) for name, value in state["extra"]}
+        state["random"] = decode(state.get("random"), arrays)
+        state["extra"] = {name: decode(value, arrays) for name, value in state["extra"]}
         return dict(state)
 
 
@@ -275,50 +260,3 @@ def _encode_variables(part: str, target: Any, arrays: list[np.ndarray]) -> list[
         arrays.append(read_variable(variable).copy())
         entries.append([name, describe_variable(variable), len(arrays) - 1])
     return entries
-
-
-def _encode(value: Any, name: str, arrays: list[np.ndarray]) -> Any:
-    """Turn a value into JSON that keeps tuples, the keys of dicts, and arrays."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encode(item, f"{name}[{i}]", arrays) for i, item in enumerate(value)]}
-    if isinstance(value, dict):
-        return {
-            "dict": [
-                [_encode(key, name, arrays), _encode(item, f"{name}[{key!r}]", arrays)]
-                for key, item in value.items()
-            ]
-        }
-    if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
-        value = keras.ops.convert_to_numpy(value)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        arrays.append(np.array(value, order="C"))
-        return {"array": len(arrays) - 1}
-    raise CheckpointError(
-        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which could not be "
-        "loaded without running code; save numbers, strings, arrays, dicts, lists and tuples"
-    )
-
-
-def _decode(value: Any, arrays: Sequence[np.ndarray]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    [(kind, held)] = value.items()
-    if kind == "array":
-        return arrays[held]
-    if kind == "dict":
-        return {_decode(key, arrays): _decode(item, arrays) for key, item in held}
-    items = [_decode(item, arrays) for item in held]
-    return tuple(items) if kind == "tuple" else items
-
-
-def _describe(array: np.ndarray) -> tuple[str, list[int]]:
-    return (array.dtype.name if array.dtype.kind == "V" else array.dtype.str), list(array.shape)
-
-
-def _to_bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

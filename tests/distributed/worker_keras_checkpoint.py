@@ -197,7 +197,7 @@ def check_extra_values_come_back_as_they_were_or_are_refused():
         "tensor": keras.ops.convert_to_tensor([1.0, 2.0]),
         "dict": {"array": 1},
     }
-    store.save(1, make(0)[0], **extra)
+    store.save(np.int64(1), make(0)[0], **extra)
     if hvd.rank() == 0:
         loaded = store.load(step=1)["extra"]
         assert loaded["history"] == extra["history"]
