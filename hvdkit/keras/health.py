@@ -51,9 +51,15 @@ class HealthMonitor:
     A gradient that is NaN or infinite on one rank is so on every rank once it is reduced; so all
     leave the update out alike, within the step, without a word between them. Only variables of
     ``register_local_var`` take one small all-reduce more. ``end_step`` then finds out whose it was,
-    and does what ``nonfinite`` says: ``"skip"``, ``"raise"`` and ``"rollback"`` as in
-    ``hvdkit.torch``; None looks for nothing. What ``LossScaleOptimizer`` skips is its business, and
-    an event.
+    and ``nonfinite`` says what happens:
+
+    * ``"skip"``: training goes on; parameters and optimizer state are as before the step.
+    * ``"raise"``: every rank raises NonFiniteError.
+    * ``"rollback"``: every rank goes back to the last good checkpoint of ``store`` with a lower
+      learning rate.
+    * None: nothing; not looked for.
+
+    What ``LossScaleOptimizer`` skips is its business, and an event.
 
     Make it before the step is traced for the first time.
 
@@ -76,6 +82,10 @@ class HealthMonitor:
             median of the last 100.
         events: Where events go beside Python logging.
         process_set: Of a tape; a distributed optimizer has its own.
+
+    Attributes:
+        steps: Steps that have ended.
+        restored: What ``roll_back`` returned, until the end of the next step; else None.
 
     Raises:
         HvdkitError: On every rank, for arguments that do not fit.

@@ -77,6 +77,10 @@ class HealthMonitor:
             median of the last 100.
         events: Where events go beside Python logging.
 
+    Attributes:
+        steps: Steps that have ended, with or without an update.
+        restored: What ``roll_back`` returned, until the next step; else None.
+
     Raises:
         HvdkitError: On every rank, for arguments that do not fit.
         RankDisagreementError: Ranks passed different arguments.
