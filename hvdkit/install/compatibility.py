@@ -8,6 +8,8 @@ from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
 from hvdkit.install.endings import ENDINGS
 from hvdkit.install.losses import LOSSES
+from hvdkit.install.stalls import STALLS
+from hvdkit.install.told import TOLD
 from hvdkit.install.transfers import TRANSFERS
 from hvdkit.install.waiting import WAITING
 
@@ -291,6 +293,8 @@ EDITS = (
     *BEHAVIOUR,
     *ENDINGS,
     *LOSSES,
+    *TOLD,
+    *STALLS,
     *WAITING,
     *CYCLES,
     *TRANSFERS,
