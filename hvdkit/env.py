@@ -77,6 +77,15 @@ _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+# What horovodrun sets beside them where the workers meet through its rendezvous server.
+_OF_GLOO = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_CONTROLLER")
+_LIMITS = (
+    "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS",
+)
+
+
 def launcher(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the launcher that started this process, or None if no variable of one is set.
 
@@ -133,17 +142,35 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
 def check_launch(environ: Mapping[str, str] | None = None) -> None:
     """Check Horovod's own variables before it reads them; without any there is nothing to check.
 
-    Horovod takes a missing rank for 0, a missing size for 1, and aborts on what does not fit.
+    Horovod takes a missing rank for 0, a missing size for 1, a limit that is no number for 0, and
+    aborts on what does not fit: a wrapper that loses all of them makes each worker a job alone.
 
     Args:
         environ: The variables; default those of this process.
 
     Raises:
-        EnvironmentMismatchError: As :func:`place`.
+        EnvironmentMismatchError: As :func:`place`; if some of the launcher's variables are missing;
+            if a limit is not a whole number of seconds.
     """
     environ = os.environ if environ is None else environ
-    if "HOROVOD_RANK" in environ or "HOROVOD_SIZE" in environ:
+    expected = [variable for (variable,) in _LAUNCHERS["horovodrun"]]
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or "HOROVOD_GLOO_RENDEZVOUS_PORT" in environ:
+        expected += _OF_GLOO
+    there = [variable for variable in expected if variable in environ]
+    missing = [variable for variable in expected if variable not in environ]
+    if there and missing:
+        raise EnvironmentMismatchError(
+            f"The launcher set {', '.join(there)}, but not {', '.join(missing)}. "
+            "Were the variables set by hand, or lost by a wrapper script?"
+        )
+    if there:
         place(environ)
+    for variable in _LIMITS:
+        text = environ.get(variable, "0")
+        if not re.fullmatch(r"\s*[0-9]+\s*", text):
+            raise EnvironmentMismatchError(
+                f"{variable}={text!r} is not a whole number of seconds, at least 0."
+            )
 
 
 def is_elastic(environ: Mapping[str, str] | None = None) -> bool:

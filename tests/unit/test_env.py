@@ -168,3 +168,35 @@ def test_other_errors_of_init_stay(environ):
 @pytest.mark.parametrize(("value", "elastic"), [("1", True), ("0", False), (None, False)])
 def test_elastic_jobs_are_told_by_horovods_variable(value, elastic):
     assert env.is_elastic({} if value is None else {"HOROVOD_ELASTIC": value}) is elastic
+
+
+OF_GLOO = HOROVODRUN | {
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "1234",
+    "HOROVOD_CONTROLLER": "gloo",
+}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        *([variable] for variable in OF_GLOO),
+        ["HOROVOD_RANK", "HOROVOD_SIZE"],
+        list(HOROVODRUN),
+    ],
+)
+def test_a_worker_that_lost_variables_does_not_train_alone(lost):
+    env.check_launch(OF_GLOO)
+    remaining = {name: value for name, value in OF_GLOO.items() if name not in lost}
+    with pytest.raises(EnvironmentMismatchError, match=f"but not {', '.join(lost)}"):
+        env.check_launch(remaining)
+
+
+@pytest.mark.parametrize(
+    "variable", ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"]
+)
+@pytest.mark.parametrize("text", ["soon", "", "-1", "1.5"])
+def test_limits_are_whole_numbers(variable, text):
+    env.check_launch({variable: "60"})
+    with pytest.raises(EnvironmentMismatchError, match=variable):
+        env.check_launch({variable: text})
