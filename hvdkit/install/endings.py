@@ -13,6 +13,10 @@ _UNCONNECTED = (
     "server could not be reached"
 )
 _BACKGROUND = "horovod/common/operations.cc: BackgroundThreadLoop"
+_ORPHANS = (
+    "children of a worker that failed stayed, and horovodrun waited for them; a worker whose "
+    "middleman was killed went on"
+)
 _LAST_WORDS = "horovodrun terminated the other workers before they could say what went wrong"
 
 ENDINGS = (
@@ -202,6 +206,47 @@ int horovod_is_initialized() {
 """,
         reason=_LAST_WORDS,
         reference="horovod/runner/gloo_run.py: _exec_command_fn",
+    ),
+    Edit(
+        name="launch-ends-grandchildren",
+        path="horovod/runner/common/util/safe_shell_exec.py",
+        expected="    stdout_fwd.join()\n    stderr_fwd.join()\n",
+        replacement="    if middleman.exitcode != 0:\n        _end_group(middleman.pid)\n"
+        "    stdout_fwd.join()\n    stderr_fwd.join()\n",
+        reason=_ORPHANS,
+        reference="horovod/runner/common/util/safe_shell_exec.py: execute",
+    ),
+    Edit(
+        name="launch-ends-group",
+        path="horovod/runner/common/util/safe_shell_exec.py",
+        expected="def prefix_connection(",
+        replacement="""\
+def _end_group(group):
+    # A worker that failed may leave children behind, and a middleman that was killed its worker.
+    # The middleman led a session, so they are all in its process group.
+    deadline = time.monotonic() + GRACEFUL_TERMINATION_TIME_S
+    try:
+        os.killpg(group, signal.SIGTERM)
+        os.killpg(group, signal.SIGCONT)
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def prefix_connection(""",
+        reason=_ORPHANS,
+        reference="horovod/runner/common/util/safe_shell_exec.py: execute",
+    ),
+    Edit(
+        name="launch-kills-frozen-shell",
+        path="horovod/runner/common/util/safe_shell_exec.py",
+        expected="    # Kill shell itself.\n    try:\n        p.terminate()\n",
+        replacement="    # Kill shell itself.\n    try:\n        p.kill()\n",
+        reason="a stopped shell does not act on SIGTERM, and cost 5 s for each worker to kill",
+        reference="horovod/runner/common/util/safe_shell_exec.py",
     ),
     Edit(
         name="autotune-joined",

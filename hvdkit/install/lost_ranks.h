@@ -116,9 +116,13 @@ std::string AskWhoIsMissing(const Job& job) {
 } // namespace
 
 std::string WithoutPlace(const std::string& text) {
-  const auto end = text.find("] ");
-  return text.empty() || text[0] != '[' || end == std::string::npos ? text
-                                                                    : text.substr(end + 2);
+  auto rest = text;
+  // Gloo may put two places in front.
+  for (auto end = rest.find("] "); rest.compare(0, 2, "[/") == 0 && end != std::string::npos;
+       end = rest.find("] ")) {
+    rest.erase(0, end + 2);
+  }
+  return rest;
 }
 
 void Begin(const std::string& server, int port, uint64_t id, int rank, int size) {

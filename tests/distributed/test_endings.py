@@ -12,7 +12,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from tests.distributed.launch import WorkerRun, launch
-from tests.system.command import make_environment
+from tests.system.command import find_processes_naming, make_environment
 
 WORKER = Path(__file__).with_name("worker_endings.py")
 
@@ -55,6 +55,12 @@ def test_with_process_sets_a_lost_rank_is_an_error_on_the_others():
     done = run("lose_a_rank")
     assert done.exit_code not in (0, None), done.explain("the job should have failed by itself")
     assert "rank 0 was told" in done.output, done.explain("aborted instead of raising")
+
+
+def test_children_of_a_lost_rank_do_not_stay():
+    done = run("leave_a_child")
+    assert done.exit_code not in (0, None), done.explain("the job should have failed by itself")
+    assert not find_processes_naming("61.25")
 
 
 def test_a_rank_may_join_while_horovod_tunes_itself():

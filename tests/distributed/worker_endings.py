@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -34,6 +35,12 @@ def lose_a_rank():
         print("rank 0 was told", flush=True)
         time.sleep(1)  # horovodrun ends this rank as soon as it has seen the other's end
         raise
+
+
+def leave_a_child():
+    """Each rank has a child that holds its output; rank 1 dies."""
+    subprocess.Popen(["sleep", "61.25"])
+    lose_a_rank()
 
 
 def join_while_tuning():
