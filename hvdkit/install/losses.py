@@ -165,6 +165,16 @@ class StallInspector {
         reference="third_party/gloo/gloo/transport/tcp/pair.cc: Pair::close",
     ),
     Edit(
+        name="lost-while-connecting",
+        path="third_party/gloo/gloo/transport/tcp/pair.h",
+        expected="        timeout_ * 5,\n",
+        replacement="        timeout_,\n",
+        reason="a rank that died between giving its address and connecting was waited for five times "
+        "as long as HOROVOD_GLOO_TIMEOUT_SECONDS says: an elastic job that lost two ranks in a row "
+        "stood still for 150 s",
+        reference="third_party/gloo/gloo/transport/tcp/pair.h: waitUntil",
+    ),
+    Edit(
         name="lost-close-declaration",
         path="horovod/common/gloo/gloo_context.h",
         expected="  void Finalize();\n",
