@@ -169,9 +169,9 @@ class StallInspector {
         path="third_party/gloo/gloo/transport/tcp/pair.h",
         expected="        timeout_ * 5,\n",
         replacement="        timeout_,\n",
-        reason="a rank that died between giving its address and connecting was waited for five times "
-        "as long as HOROVOD_GLOO_TIMEOUT_SECONDS says: an elastic job that lost two ranks in a row "
-        "stood still for 150 s",
+        reason="a rank that died between giving its address and connecting was waited for five "
+        "times as long as HOROVOD_GLOO_TIMEOUT_SECONDS says: an elastic job that lost two ranks in "
+        "a row stood still for 150 s",
         reference="third_party/gloo/gloo/transport/tcp/pair.h: waitUntil",
     ),
     Edit(
