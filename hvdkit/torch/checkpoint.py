@@ -178,7 +178,7 @@ def restore_or_broadcast(
             RankDisagreementError at the same time, which quotes it.
     """
     return restore_from(
-        lambda: store.load(best=True) if best else store.load(),
+        lambda: store.load(best=best),
         model,
         optimizer,
         root_rank,
