@@ -7,6 +7,7 @@ a reference. Edits of the same file are applied in the order of the list.
 from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
 from hvdkit.install.endings import ENDINGS
+from hvdkit.install.launching import LAUNCHING
 from hvdkit.install.losses import LOSSES
 from hvdkit.install.stalls import STALLS
 from hvdkit.install.told import TOLD
@@ -295,6 +296,7 @@ EDITS = (
     *LOSSES,
     *TOLD,
     *STALLS,
+    *LAUNCHING,
     *WAITING,
     *CYCLES,
     *TRANSFERS,
