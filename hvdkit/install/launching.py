@@ -18,6 +18,8 @@ _CHOSEN = (
 _PROBE = "horovod/runner/driver/driver_service.py: get_common_interfaces"
 _LISTED = "--network-interfaces was a set: which of them was taken changed from run to run"
 _SECRETS = "ps showed the whole environment of each worker, on its own host and on the launcher's"
+_LIFELINE = "workers on other hosts went on when horovodrun was ended, by Ctrl-C for one"
+_SHELL = "horovod/runner/common/util/safe_shell_exec.py: _exec_middleman"
 _SCRIPT = "horovod/runner/gloo_run.py: _slot_info_to_command_fn"
 
 LAUNCHING = (
@@ -217,15 +219,34 @@ def _export(variables):
                    if not _UNEXPORTABLE.match(name))
 
 
+# A worker that ssh started outlives its connection. This waits for the end of the script's input,
+# which is that of the connection, and ends what is left of the worker's process group then.
+_LIFELINE = """\
+exec 3<&0
+(
+  trap '' TERM
+  cat <&3
+  kill -0 $$ || exit
+  kill -TERM 0
+  for tenth in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
+    sleep 0.2
+    kill -0 $$ || break
+  done
+  kill -KILL 0
+) > /dev/null 2>&1 &
+exec 3<&-
+"""
+
+
 def _to_remote_command(script, host_name, settings):
-    """Return a script that runs another one on a host, through ssh's standard input."""
+    """Return a command that runs a script on a host, and what it must read for that."""
     script = f'cd {quote(os.getcwd())} > /dev/null 2>&1\\n{script}'
     if env_util.is_kubeflow_mpi():  # kubectl exec has no standard input there
-        return get_remote_command(quote(script), host=host_name)
-    end = f'END_{uuid.uuid4().hex}'
+        return get_remote_command(quote(script), host=host_name), None
     ssh = get_remote_command('/bin/sh', host=host_name, port=settings.ssh_port,
                              identity_file=settings.ssh_identity_file)
-    return f"exec {ssh} <<'{end}'\\n{script}\\n{end}\\n"
+    # In braces it is read as a whole before it runs, so that nothing is left for the lifeline.
+    return f'exec {ssh}', f'{{\\n{_LIFELINE}{script}\\n}}\\n'
 
 
 def _slot_info_to_command_fn(run_command, env):
@@ -290,16 +311,59 @@ def _slot_info_to_command_fn(run_command, env):
                                          port=settings.ssh_port,
                                          identity_file=settings.ssh_identity_file)
 """,
-        replacement="            command = _to_remote_command(command, host_name, settings)\n",
+        replacement="            command, stdin = "
+        "_to_remote_command(command, host_name, settings)\n",
         reason=_SECRETS,
         reference="horovod/runner/gloo_run.py: _exec_command_fn",
+    ),
+    Edit(
+        name="lifeline-local",
+        path="horovod/runner/gloo_run.py",
+        expected="        host_name = slot_info.hostname\n\n",
+        replacement="        host_name = slot_info.hostname\n        stdin = None\n\n",
+        reason=_LIFELINE,
+        reference="horovod/runner/gloo_run.py: _exec_command_fn",
+    ),
+    Edit(
+        name="lifeline-passed",
+        path="horovod/runner/gloo_run.py",
+        expected="                                                index=index,\n",
+        replacement="                                                index=index,\n"
+        "                                                stdin=stdin,\n",
+        reason=_LIFELINE,
+        reference="horovod/runner/gloo_run.py: _exec_command_fn",
+    ),
+    Edit(
+        name="lifeline-option",
+        path="horovod/runner/common/util/safe_shell_exec.py",
+        expected="            prefix_output_with_timestamp=False):\n",
+        replacement="            prefix_output_with_timestamp=False, stdin=None):\n",
+        reason=_LIFELINE,
+        reference=_SHELL,
+    ),
+    Edit(
+        name="lifeline-argument",
+        path="horovod/runner/common/util/safe_shell_exec.py",
+        expected="(r, w)))\n",
+        replacement="(r, w), stdin))\n",
+        reason=_LIFELINE,
+        reference=_SHELL,
+    ),
+    Edit(
+        name="lifeline-parameter",
+        path="horovod/runner/common/util/safe_shell_exec.py",
+        expected="def _exec_middleman(command, env, exit_event, stdout, stderr, rw):\n",
+        replacement="def _exec_middleman(command, env, exit_event, stdout, stderr, rw,\n"
+        "                    stdin=None):\n",
+        reason=_LIFELINE,
+        reference=_SHELL,
     ),
     Edit(
         name="secrets-imports",
         path="horovod/runner/gloo_run.py",
         expected="import os\nimport signal\nimport sys\nimport threading\nimport time\n",
         replacement="import os\nimport re\nimport signal\nimport sys\nimport threading\n"
-        "import time\nimport uuid\n",
+        "import time\n",
         reason=_SECRETS,
         reference=_SCRIPT,
     ),
@@ -317,9 +381,22 @@ def _slot_info_to_command_fn(run_command, env):
         script.flush()
         executor_shell = subprocess.Popen(['/bin/sh', f'/dev/fd/{script.fileno()}'], env=env,
                                           pass_fds=[script.fileno()],
+                                          stdin=None if stdin is None else subprocess.PIPE,
                                           stdout=stdout_w, stderr=stderr_w)
+
+    def write_stdin():
+        # Left open: that it ends tells the other side that this process is gone.
+        try:
+            rest = os.fsencode(stdin)
+            while rest:
+                rest = rest[os.write(executor_shell.stdin.fileno(), rest):]
+        except OSError:
+            pass  # the command has ended
+
+    if stdin is not None:
+        in_thread(write_stdin)
 """,
         reason=_SECRETS,
-        reference="horovod/runner/common/util/safe_shell_exec.py: _exec_middleman",
+        reference=_SHELL,
     ),
 )

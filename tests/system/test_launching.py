@@ -152,3 +152,18 @@ def test_an_elastic_job_may_start_with_one_host(loopback, tmp_path):
         code, output = finish(process)
     assert code == 0, output
     assert result["workers"] == 1
+
+
+def test_no_worker_stays_on_a_host_when_the_launcher_is_killed(loopback, tmp_path):
+    hosts = ["-H", f"{HOSTS[0]}:1,{HOSTS[1]}:1"]
+    process, end = start(loopback, tmp_path, hosts)
+    try:
+        read_results(process, tmp_path)
+        process.kill()
+        finish(process)
+        deadline = time.monotonic() + 30
+        while (left := find_command_lines(str(WORKER))) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not left
+    finally:
+        end.touch()
