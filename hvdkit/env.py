@@ -18,6 +18,7 @@ __all__ = [
     "check_launch",
     "explain_failed_init",
     "is_elastic",
+    "is_slurm_task",
     "launcher",
     "local_rank",
     "local_size",
@@ -76,6 +77,7 @@ _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 
+_FIRST_OWN_STEP = 0xFFFF_FFF0  # slurm/slurm.h: SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP, ...
 
 # What horovodrun sets beside them where the workers meet through its rendezvous server.
 _OF_GLOO = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_CONTROLLER")
@@ -94,9 +96,29 @@ def launcher(environ: Mapping[str, str] | None = None) -> str | None:
     """
     environ = os.environ if environ is None else environ
     for name, ((recognized, *_), *_) in _LAUNCHERS.items():
-        if recognized in environ:
+        if recognized in environ and _is_of_this_process(environ, name):
             return name
     return None
+
+
+def _is_of_this_process(environ: Mapping[str, str], name: str) -> bool:
+    """Return whether a launcher whose variables are set started this process, and not the whole."""
+    if name == "Slurm":
+        return is_slurm_task(environ)
+    if name == "MPICH" and "SLURM_PROCID" in environ:
+        # srun --mpi=pmi2 sets the rank for MPICH's library, without the local one.
+        return any(variable in environ for variable in _LAUNCHERS["MPICH"][2])
+    return True
+
+
+def is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Return whether srun started this process.
+
+    A batch script has SLURM_PROCID=0 and the size of its job, yet runs once. So does the shell of
+    an interactive allocation, in a step with one of the numbers that Slurm keeps for itself.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_OWN_STEP
 
 
 def place(environ: Mapping[str, str] | None = None) -> Place:
@@ -113,6 +135,12 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
     name = launcher(environ)
     if name is None:
         known = ", ".join(variables[0][0] for variables in _LAUNCHERS.values())
+        if "SLURM_JOB_ID" in environ:
+            raise EnvironmentMismatchError(
+                f"This process runs in Slurm's job {environ['SLURM_JOB_ID']}, but is no task that "
+                "srun started, and has no rank. Start it with horovodrun, mpirun or srun, for "
+                "example: srun hvdkit exec -- python train.py"
+            )
         raise EnvironmentMismatchError(
             f"No launcher set the rank of this process (looked for {known}). Start it with "
             "horovodrun, mpirun or srun, for example: horovodrun -np 2 python train.py"

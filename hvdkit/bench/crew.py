@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import Any, cast
 
 from hvdkit.bench.keeper import KEY_VARIABLE, receive, send
-from hvdkit.bench.rendezvous import Rendezvous
 from hvdkit.bench.team import Team
 from hvdkit.errors import HvdkitError
+from hvdkit.launch.rendezvous import Rendezvous
 
 __all__ = ["ASSEMBLE_S", "TIMEOUT_S", "Crew"]
 
@@ -282,9 +282,9 @@ class Crew:
         """Return the variables by which each worker finds its rank, and Horovod the others."""
         if self._controller == "mpi":
             return [{"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}] * size
-        rendezvous = Rendezvous(self.hosts[:size], self._own_address)
+        rendezvous = Rendezvous()
         self._rendezvous.append(rendezvous)
-        return rendezvous.describe_places()
+        return rendezvous.assign(self.hosts[:size], [self._own_address] * size)
 
     def _explain(self, what: str) -> HvdkitError:
         if self._launcher is None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -23,6 +22,7 @@ from hvdkit.bench.crew import ASSEMBLE_S, Crew
 from hvdkit.bench.keeper import keep
 from hvdkit.env import launcher, place
 from hvdkit.errors import HvdkitError
+from hvdkit.launch.board import FileBoard
 
 __all__ = ["join", "open_board", "run_as_driver"]
 
@@ -56,12 +56,9 @@ def open_board(environ: Mapping[str, str] | None = None) -> Board | None:
         address = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
         return _ServerBoard(f"http://{address}:{environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}")
     if name == "Slurm":
-        # In a batch script, outside of srun, there is a rank but no step.
-        if "SLURM_STEP_ID" not in environ:
-            return None
-        return _FileBoard(f"slurm-{environ['SLURM_JOB_ID']}-{environ['SLURM_STEP_ID']}")
+        return FileBoard(f"slurm-{environ['SLURM_JOB_ID']}-{environ['SLURM_STEP_ID']}")
     if name == "Open MPI" and "PMIX_NAMESPACE" in environ:
-        return _FileBoard(f"openmpi-{environ['PMIX_NAMESPACE']}")
+        return FileBoard(f"openmpi-{environ['PMIX_NAMESPACE']}")
     raise HvdkitError(
         f"cannot run inside a job of {name}: start it with horovodrun --gloo, srun or Open MPI's "
         "mpirun, or outside of a job"
@@ -139,27 +136,3 @@ class _ServerBoard:
             raise
         except URLError as error:
             raise HvdkitError(f"horovodrun's rendezvous server is gone: {error.reason}") from None
-
-
-class _FileBoard:
-    """A file that only its owner can read."""
-
-    def __init__(self, name: str) -> None:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._path = Path(cache) / "hvdkit" / "jobs" / name
-
-    def write(self, text: str) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._path.with_name(f"{self._path.name}.part")
-        part.touch(mode=0o600)
-        part.write_text(text, encoding="ascii")
-        part.replace(self._path)
-
-    def read(self) -> str | None:
-        try:
-            return self._path.read_text(encoding="ascii")
-        except FileNotFoundError:
-            return None
-
-    def clear(self) -> None:
-        self._path.unlink(missing_ok=True)

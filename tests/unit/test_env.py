@@ -20,6 +20,7 @@ OPEN_MPI = {
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 SLURM = {
     "SLURM_PROCID": "3",
+    "SLURM_STEP_ID": "0",
     "SLURM_NTASKS": "4",
     "SLURM_LOCALID": "1",
     "SLURM_TASKS_PER_NODE": "2(x2)",
@@ -63,7 +64,8 @@ def test_no_launcher_is_an_error_and_never_rank_0():
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_lost_variable_is_named(name):
     variables = LAUNCHERS[name]
-    for lost in list(variables)[1:]:
+    # What Slurm's task is recognized by are two.
+    for lost in list(variables)[2 if name == "Slurm" else 1 :]:
         remaining = {key: value for key, value in variables.items() if key != lost}
         with pytest.raises(EnvironmentMismatchError, match=lost):
             env.place(remaining)
@@ -74,6 +76,25 @@ def test_the_innermost_launcher_wins():
     outer = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
     assert env.rank({**outer, **HOROVODRUN}) == 3
     assert env.rank({**outer, **OPEN_MPI}) == 3
+
+
+# The shell of salloc has a step of its own, with a number that no step of srun has.
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967290"}])
+def test_a_batch_script_has_no_rank(step):
+    # Slurm gives it a rank and the size of the job, though it runs once.
+    script = {name: text for name, text in SLURM.items() if name != "SLURM_STEP_ID"}
+    script |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "17", **step}
+    assert env.launcher(script) is None
+    with pytest.raises(EnvironmentMismatchError, match=r"job 17, but is no task .* srun hvdkit"):
+        env.rank(script)
+    assert env.rank(script | OPEN_MPI) == 3
+
+
+def test_slurm_that_speaks_pmi2_is_not_mpich():
+    assert env.place(SLURM | {"PMI_RANK": "3", "PMI_SIZE": "4"}).launcher == "Slurm"
+    # MPICH's mpiexec starts its helpers by srun, and those the workers.
+    helper = SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    assert env.place(helper | MPICH) == env.Place("MPICH", 3, 4, 1, 2)
 
 
 @pytest.mark.parametrize("value", ["", "one", "1.0"])

@@ -44,10 +44,11 @@ ALLOWED = {
     **{module: PURE for module in PURE},
     **{adapter: PURE for adapter in ADAPTERS},
     "results": PURE,
-    "bench": PURE | {"results"},
+    "launch": PURE,
+    "bench": PURE | {"results", "launch"},
     "install": PURE | {"results"},
     "profile": PURE | {"results"},
-    "cli": PURE | {"results", "bench", "install", "profile"},
+    "cli": PURE | {"results", "bench", "install", "profile", "launch"},
 }
 # Keras lives in its own adapter; TensorFlow users reach it by the name that Horovod has for it.
 EXCEPTIONS = {("hvdkit.tensorflow.keras", "keras")}

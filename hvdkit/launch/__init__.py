@@ -1,0 +1,1 @@
+"""Brings the workers of a job together where no horovodrun does: under srun, mpirun, Kubernetes."""
