@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 120
 GRACE_S = 10.0
 
-__all__ = ["WorkerRun", "check_names", "launch", "run_workers"]
+__all__ = ["WorkerRun", "check_names", "end_processes", "launch", "run_workers"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def launch(
             except subprocess.TimeoutExpired:
                 exit_code = None
             finally:
-                _end(process)
+                end_processes(process)
         output = log.read_text(encoding="utf-8", errors="replace")
         ranks = {}
         for path in sorted(results.glob("rank-*.json")):
@@ -183,8 +183,8 @@ def _environment(results: Path, np: int, timeout_s: float) -> dict[str, str]:
     }
 
 
-def _end(process: subprocess.Popen) -> None:
-    """End the launcher and everything below it; workers run in sessions of their own."""
+def end_processes(process: subprocess.Popen) -> None:
+    """End the leader of a session and everything below it; workers have sessions of their own."""
     if process.poll() is not None:
         return
     import psutil

@@ -1,0 +1,156 @@
+"""Commands that a page names without running them: whether what they say exists.
+
+``hvdkit`` and ``horovodrun`` are asked through their own parsers, ``make`` through the Makefile;
+scripts and modules for ``python`` must be there and know the options that they are given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import click
+from horovod.runner import launch as horovodrun
+
+from hvdkit.cli import main
+from tests.system.command import ROOT
+from tests.system.documents import list_files
+
+__all__ = ["PROGRAMS", "find_problems", "split_words", "variable_exists"]
+
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+
+
+def find_problems(text: str) -> list[str]:
+    """Say what of the commands in ``text`` does not exist; other programs are passed over."""
+    return [problem for words in split_words(text) for problem in _check(words)]
+
+
+def split_words(text: str) -> list[list[str]]:
+    """Split a command line into simple commands, and those into words; assignments are left out."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("();<>|&"):
+            commands.append([])
+        elif commands[-1] or not ASSIGNMENT.match(word):
+            commands[-1].append(word)
+    return [words for words in commands if words]
+
+
+def _check(words: Sequence[str]) -> list[str]:
+    """Check a command, or the first known one that it starts, as in ``srun hvdkit exec``."""
+    for place, word in enumerate(words):
+        if (check := PROGRAMS.get(Path(word).name)) is not None:
+            return check(list(words[place + 1 :]))
+    return []
+
+
+def _check_hvdkit(words: list[str]) -> list[str]:
+    command: click.Command = main
+    ctx = click.Context(main, info_name="hvdkit", **main.context_settings)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        found = command.get_command(ctx, name)
+        if found is None:
+            return [f"{ctx.command_path} has no command {name}"]
+        command, ctx = found, click.Context(found, info_name=name, parent=ctx)
+    own, _, after = _partition(words)
+    try:
+        values, _, _ = command.make_parser(ctx).parse_args(own)
+        for option in command.params:
+            # Arguments and files are the reader's own; the values of other options must be right.
+            own_file = isinstance(option, click.Argument) or isinstance(option.type, click.Path)
+            if option.name in values and not own_file:
+                option.type_cast_value(ctx, values[option.name])
+    except click.UsageError as error:
+        return [f"{ctx.command_path}: {error.format_message()}"]
+    return _check(after)
+
+
+def _partition(words: list[str]) -> tuple[list[str], list[str], list[str]]:
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place : place + 1], words[place + 1 :]
+
+
+def _check_horovodrun(words: list[str]) -> list[str]:
+    errors = io.StringIO()
+    known = sys.argv
+    # A page may name an option alone: the number of workers and a last value are added.
+    sys.argv = ["horovodrun", "-np", "1", *words, "1"]
+    try:
+        with contextlib.redirect_stderr(errors):
+            command: list[str] = horovodrun.parse_args().command
+    except SystemExit:
+        return errors.getvalue().strip().splitlines()[-1:] or ["horovodrun: no such option"]
+    except ValueError as error:
+        return [f"horovodrun: {error}"]
+    finally:
+        sys.argv = known
+    return _check(command[:-1])
+
+
+def _check_make(words: list[str]) -> list[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    problems = []
+    for word in words:
+        variable = ASSIGNMENT.match(word)
+        if variable and f"$({variable[0][:-1]})" not in makefile:
+            problems.append(f"make: the Makefile has no variable {variable[0][:-1]}")
+        if not variable and not re.search(rf"^{re.escape(word)}:", makefile, re.MULTILINE):
+            problems.append(f"make: the Makefile has no target {word}")
+    return problems
+
+
+def _check_python(words: list[str]) -> list[str]:
+    if words[:1] == ["-m"]:
+        if not _module_exists(words[1]):
+            return [f"python: there is no module {words[1]}"]
+        named = [word for word in words[2:] if "/" in word]
+        return [f"python: there is no {word}" for word in named if not (ROOT / word).exists()]
+    if not words or "/" not in words[0] or words[0].startswith(("-", "./")):
+        return []  # the reader's own
+    script = ROOT / words[0]
+    if not script.is_file():
+        return [f"python: there is no {words[0]}"]
+    options = [match[0] for word in words[1:] if (match := OPTION.match(word))]
+    source = script.read_text(encoding="utf-8")
+    return [f"{words[0]} has no option {one}" for one in options if f'"{one}' not in source]
+
+
+def _module_exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # nor the package that it would be in
+        return False
+
+
+PROGRAMS: dict[str, Callable[[list[str]], list[str]]] = {
+    "hvdkit": _check_hvdkit,
+    "horovodrun": _check_horovodrun,
+    "make": _check_make,
+    "python": _check_python,
+}
+
+
+@cache
+def _read_sources() -> bytes:
+    """Return what may read a variable: hvdkit, its tests and the Makefile, and Horovod."""
+    files = [ROOT / name for name in list_files("hvdkit", "tests/*.py", "Makefile", "examples")]
+    horovod = Path(horovodrun.__file__).parents[1]
+    files += [*horovod.rglob("*.py"), *horovod.rglob("*.so")]
+    return b"".join(path.read_bytes() for path in files)
+
+
+def variable_exists(name: str) -> bool:
+    """Say whether hvdkit, its tests or Horovod know a variable of the environment."""
+    return name.encode() in _read_sources()
