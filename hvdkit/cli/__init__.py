@@ -10,6 +10,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "install": ("hvdkit.cli.install:install", "Build Horovod for this environment, install it."),
     "doctor": ("hvdkit.cli.doctor:doctor", "Report what is installed and whether it fits."),
+    "exec": ("hvdkit.cli.exec:execute", "Be a worker under srun, mpirun or Kubernetes."),
     "check": ("hvdkit.cli.check:check", "Check the collectives under horovodrun."),
     "bench": ("hvdkit.cli.bench:bench", "Measure on this machine, against other ways."),
     "memory": ("hvdkit.cli.memory:memory", "Say what a replica of a model holds."),

@@ -57,14 +57,15 @@ class Rendezvous:
         return {key: value.decode("utf-8", "replace") for key, value in found.items()}
 
     def assign(self, hosts: Sequence[str], addresses: Sequence[str]) -> list[dict[str, str]]:
-        """Begin a job, forgetting all that was left; return the variables of each rank.
+        """Begin a job; return the variables of each rank.
 
         Args:
             hosts: The host of each rank; ranks of one host need not be neighbours.
             addresses: By which each rank reaches this server.
         """
         slots = _assign_slots(hosts)
-        self._server.init(slots)
+        # As init() does, which would also forget what was left.
+        self._server._httpd._extract_scope_size(slots)
         return [
             {
                 "HOROVOD_RANK": str(slot.rank),
