@@ -17,13 +17,12 @@ from functools import cache
 from pathlib import Path
 
 import click
-from horovod.runner import launch as horovodrun
 
 from hvdkit.cli import main
 from tests.system.command import ROOT
 from tests.system.documents import list_files
 
-__all__ = ["PROGRAMS", "find_problems", "split_words", "variable_exists"]
+__all__ = ["find_problems", "list_options", "split_words", "variable_exists"]
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 OPTION = re.compile(r"--?[A-Za-z][\w-]*")
@@ -83,20 +82,27 @@ def _partition(words: list[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 def _check_horovodrun(words: list[str]) -> list[str]:
-    errors = io.StringIO()
-    known = sys.argv
     # A page may name an option alone: the number of workers and a last value are added.
-    sys.argv = ["horovodrun", "-np", "1", *words, "1"]
+    command, printed = _parse_horovodrun("-np", "1", *words, "1")
+    return printed.splitlines()[-1:] if command is None else _check(command[:-1])
+
+
+def _parse_horovodrun(*words: str) -> tuple[list[str] | None, str]:
+    """Return the command that horovodrun would start, None for an error, and what it printed."""
+    from horovod.runner.launch import parse_args  # without Horovod only these tests fail
+
+    printed = io.StringIO()
+    known = sys.argv
+    sys.argv = ["horovodrun", *words]
     try:
-        with contextlib.redirect_stderr(errors):
-            command: list[str] = horovodrun.parse_args().command
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+            return parse_args().command, printed.getvalue()
     except SystemExit:
-        return errors.getvalue().strip().splitlines()[-1:] or ["horovodrun: no such option"]
+        return None, printed.getvalue().strip()
     except ValueError as error:
-        return [f"horovodrun: {error}"]
+        return None, f"horovodrun: {error}"
     finally:
         sys.argv = known
-    return _check(command[:-1])
 
 
 def _check_make(words: list[str]) -> list[str]:
@@ -143,11 +149,28 @@ PROGRAMS: dict[str, Callable[[list[str]], list[str]]] = {
 
 
 @cache
+def list_options() -> frozenset[str]:
+    """List the options of all commands of hvdkit, and of horovodrun."""
+    options = set(OPTION.findall(_parse_horovodrun("--help")[1]))
+    commands: list[click.Command] = [main]
+    while commands:
+        command = commands.pop()
+        ctx = click.Context(command, **main.context_settings)
+        options.update(name for one in command.get_params(ctx) for name in one.opts)
+        options.update(name for one in command.get_params(ctx) for name in one.secondary_opts)
+        if isinstance(command, click.Group):
+            names = command.list_commands(ctx)
+            commands += filter(None, (command.get_command(ctx, name) for name in names))
+    return frozenset(options)
+
+
+@cache
 def _read_sources() -> bytes:
     """Return what may read a variable: hvdkit, its tests and the Makefile, and Horovod."""
     files = [ROOT / name for name in list_files("hvdkit", "tests/*.py", "Makefile", "examples")]
-    horovod = Path(horovodrun.__file__).parents[1]
-    files += [*horovod.rglob("*.py"), *horovod.rglob("*.so")]
+    spec = importlib.util.find_spec("horovod")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        files += [*Path(folder).rglob("*.py"), *Path(folder).rglob("*.so")]
     return b"".join(path.read_bytes() for path in files)
 
 

@@ -15,18 +15,16 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-import shlex
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tests.distributed.launch import end_processes
-from tests.system.command import ROOT, make_environment
+from tests.system.command import ROOT
+from tests.system.shell import split_commands
 
 __all__ = [
     "Block",
@@ -38,8 +36,6 @@ __all__ = [
     "read_blocks",
     "read_inlines",
     "read_links",
-    "run_commands",
-    "split_commands",
     "take_block",
     "take_inline",
 ]
@@ -166,104 +162,17 @@ def take_inline(page: str, text: str) -> str:
     return text
 
 
-def find_claims(function: str) -> dict[tuple[str, str], str]:
-    """Find the calls of ``take_block`` or ``take_inline`` in all tests.
-
-    Returns:
-        The test file, by page and first words.
-    """
-    claims = {}
+@cache
+def find_claims(function: str) -> set[tuple[str, str]]:
+    """Find what all tests take with ``take_block`` or ``take_inline``: page and first words."""
+    claims: set[tuple[str, str]] = set()
     for name in list_files("tests/*.py"):
-        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"), name)):
+        source = (ROOT / name).read_text(encoding="utf-8")
+        if function not in source:
+            continue
+        for node in ast.walk(ast.parse(source, name)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(function):
-                where = f"{name}:{node.lineno}: {function}()"
                 words = [getattr(argument, "value", None) for argument in node.args]
-                literal = len(words) == 2 and all(isinstance(word, str) for word in words)
-                assert literal, f"{where} takes a page and first words as literal strings"
-                claims[words[0], words[1]] = name
+                if len(words) == 2 and all(isinstance(word, str) for word in words):
+                    claims.add((words[0], words[1]))
     return claims
-
-
-def split_commands(text: str) -> list[str]:
-    """Split shell text into commands; lines that a backslash or a quote continues stay together."""
-    commands: list[str] = []
-    pending = ""
-    for line in text.splitlines():
-        pending += f"{line}\n"
-        if line.endswith("\\"):
-            continue
-        try:
-            words = shlex.split(pending, comments=True)
-        except ValueError:  # within quotes
-            continue
-        if words:
-            commands.append(pending.strip())
-        pending = ""
-    assert not pending, f"not whole: {pending!r}"
-    return commands
-
-
-def run_commands(
-    commands: Sequence[str],
-    folder: Path,
-    changes: Mapping[str, str] | None = None,
-    codes: Sequence[int] = (0,),
-    timeout_s: float = 120,
-    **variables: object,
-) -> list[str]:
-    """Run commands in one folder, each in a shell of its own.
-
-    Args:
-        commands: As a page has them.
-        folder: Where they run.
-        changes: What of the page's text is replaced, and by what: places that are the reader's own,
-            and sizes that would take too long. Each must occur.
-        codes: The exit codes that are right.
-        timeout_s: Of each command.
-        variables: Set beside those of this process; None removes one.
-
-    Returns:
-        What each command printed, its errors too.
-
-    Raises:
-        AssertionError: A command ended with another exit code; with what it printed.
-    """
-    changes = changes or {}
-    for old in changes:
-        assert any(old in command for command in commands), f"{old!r} is in none of {commands}"
-    printed = []
-    for command in commands:
-        run = command
-        for old, new in changes.items():
-            run = run.replace(old, new)
-        output, code = _run(run, folder, timeout_s, make_environment(**variables))
-        tail = f"{run}\n{output[-8000:]}"
-        assert code is not None, f"not done in {timeout_s:.0f} s: {tail}"
-        assert code in codes, f"exit {code} of: {tail}"
-        printed.append(output)
-    return printed
-
-
-def _run(
-    command: str, folder: Path, timeout_s: float, environment: Mapping[str, str]
-) -> tuple[str, int | None]:
-    """Return what a command printed and its exit code, None for one ended at the deadline."""
-    with tempfile.TemporaryFile() as log:  # what outlives the shell cannot block a file
-        process = subprocess.Popen(
-            ["bash", "-c", command],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        code: int | None = None
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            end_processes(process)
-        log.seek(0)
-        return log.read().decode(errors="replace"), code
