@@ -16,6 +16,7 @@ NEEDS_HOROVOD = {
     "test_bench.py",
     "test_elastic_tensorflow.py",
     "test_elastic_torch.py",
+    "test_exec.py",
     "test_profile.py",
 }
 LIBRARIES = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
