@@ -81,6 +81,11 @@ _FIRST_OWN_STEP = 0xFFFF_FFF0  # slurm/slurm.h: SLURM_BATCH_SCRIPT, SLURM_INTERA
 
 # What horovodrun sets beside them where the workers meet through its rendezvous server.
 _OF_GLOO = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_CONTROLLER")
+# Each variable, and the libraries that it may name.
+_LIBRARIES = {
+    "HOROVOD_CONTROLLER": ("mpi", "gloo"),
+    "HOROVOD_CPU_OPERATIONS": ("mpi", "gloo", "ccl"),
+}
 _LIMITS = (
     "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
@@ -167,7 +172,7 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
     return Place(name, rank, size, local_rank, local_size)
 
 
-def check_launch(environ: Mapping[str, str] | None = None) -> None:
+def check_launch(environ: Mapping[str, str] | None = None, *, mpi_built: bool = False) -> None:
     """Check Horovod's own variables before it reads them; without any there is nothing to check.
 
     Horovod takes a missing rank for 0, a missing size for 1, a limit that is no number for 0, and
@@ -175,10 +180,12 @@ def check_launch(environ: Mapping[str, str] | None = None) -> None:
 
     Args:
         environ: The variables; default those of this process.
+        mpi_built: Whether Horovod was built with MPI, which it prefers then.
 
     Raises:
         EnvironmentMismatchError: As :func:`place`; if some of the launcher's variables are missing;
-            if a limit is not a whole number of seconds.
+            if a limit is not a whole number of seconds; if there is no such controller, or one that
+            Horovod cannot use for the operations asked for.
     """
     environ = os.environ if environ is None else environ
     expected = [variable for (variable,) in _LAUNCHERS["horovodrun"]]
@@ -199,6 +206,25 @@ def check_launch(environ: Mapping[str, str] | None = None) -> None:
             raise EnvironmentMismatchError(
                 f"{variable}={text!r} is not a whole number of seconds, at least 0."
             )
+    _check_libraries(environ, mpi_built)
+
+
+def _check_libraries(environ: Mapping[str, str], mpi_built: bool) -> None:
+    """Refuse what ends in an abort or a segmentation fault."""
+    default = "mpi" if mpi_built else "gloo"
+    chosen = {}
+    for variable, known in _LIBRARIES.items():
+        chosen[variable] = environ.get(variable, default).lower()
+        if chosen[variable] not in known:
+            raise EnvironmentMismatchError(
+                f"{variable}={environ[variable]!r} is not one of {', '.join(known)}."
+            )
+    if tuple(chosen.values()) == ("mpi", "gloo"):
+        raise EnvironmentMismatchError(
+            "Gloo cannot carry out operations (HOROVOD_CPU_OPERATIONS) under the MPI controller. "
+            "Start with horovodrun --gloo, or with hvdkit exec under mpirun or srun, or leave "
+            "HOROVOD_CPU_OPERATIONS out."
+        )
 
 
 def is_elastic(environ: Mapping[str, str] | None = None) -> bool:

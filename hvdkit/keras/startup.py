@@ -26,7 +26,7 @@ def init(*args: Any, **kwargs: Any) -> None:
             fit together.
         HvdkitError: If the workers do not find each other.
     """
-    check_launch()
+    check_launch(mpi_built=hvd.mpi_built())
     prefer_settings()
     with explain_failed_init():
         hvd.init(*args, **kwargs)

@@ -34,7 +34,7 @@ def init(*args: Any, **kwargs: Any) -> None:
             fit together.
         HvdkitError: If the workers do not find each other.
     """
-    check_launch()
+    check_launch(mpi_built=_horovod.mpi_built())
     prefer_settings()
     keep_freed_memory()
     with explain_failed_init():

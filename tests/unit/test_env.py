@@ -221,3 +221,31 @@ def test_limits_are_whole_numbers(variable, text):
     env.check_launch({variable: "60"})
     with pytest.raises(EnvironmentMismatchError, match=variable):
         env.check_launch({variable: text})
+
+
+@pytest.mark.parametrize(
+    ("environ", "mpi_built"),
+    [
+        ({}, True),
+        ({}, False),
+        ({"HOROVOD_CPU_OPERATIONS": "gloo"}, False),
+        ({"HOROVOD_CONTROLLER": "GLOO", "HOROVOD_CPU_OPERATIONS": "Gloo"}, True),
+        ({"HOROVOD_CPU_OPERATIONS": "CCL"}, True),
+    ],
+)
+def test_libraries_that_work_together(environ, mpi_built):
+    env.check_launch(environ, mpi_built=mpi_built)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"HOROVOD_CPU_OPERATIONS": "gloo"}, "under the MPI controller"),
+        ({"HOROVOD_CONTROLLER": "MPI", "HOROVOD_CPU_OPERATIONS": "GLOO"}, "horovodrun --gloo"),
+        ({"HOROVOD_CONTROLLER": "nccl"}, "HOROVOD_CONTROLLER='nccl' is not one of mpi, gloo"),
+        ({"HOROVOD_CPU_OPERATIONS": ""}, "HOROVOD_CPU_OPERATIONS='' is not one of"),
+    ],
+)
+def test_libraries_that_do_not(environ, named):
+    with pytest.raises(EnvironmentMismatchError, match=named):
+        env.check_launch(environ, mpi_built=True)
