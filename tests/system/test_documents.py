@@ -14,6 +14,7 @@ import pytest
 from tests.system.command import ROOT
 from tests.system.document_commands import (
     find_problems,
+    list_options,
     split_words,
     variable_exists,
 )
