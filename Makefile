@@ -11,13 +11,14 @@ FREE_GIB := 8
 REQUIRE ?=
 TWO_WORKERS := $(BIN)/horovodrun --gloo -np 2 $(BIN)/python
 
-.PHONY: help demo test lint matrix clean
+.PHONY: help demo test test-multihost lint matrix clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    install everything into $(VENV), then train digits with two workers,'
 	@echo '             in PyTorch and in Keras'
 	@echo 'make test    ruff, mypy and all tests'
+	@echo 'make test-multihost  tests on several hosts (network namespaces) and under Slurm; as root'
 	@echo 'make lint    ruff and mypy alone'
 	@echo 'make matrix  build and test with each supported version, in fresh environments (an hour'
 	@echo '             or more, by hand; ROWS="NAME ..." for some, ROWS=--list for the names)'
@@ -32,6 +33,9 @@ demo: $(VENV)/horovod.stamp
 
 test: lint $(VENV)/horovod.stamp
 	HVDKIT_REQUIRE=distributed,examples,$(REQUIRE) $(BIN)/python -m pytest
+
+test-multihost: $(VENV)/horovod.stamp $(VENV)/dev.stamp
+	HVDKIT_REQUIRE=multihost,slurm $(BIN)/python -m pytest tests/multihost tests/cluster
 
 # Before Horovod is built: a missing import need not wait for minutes of compilation.
 lint: $(VENV)/dev.stamp

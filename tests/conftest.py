@@ -53,18 +53,31 @@ def _missing_for_elastic() -> str | None:
     return None
 
 
+def _missing_for_hosts() -> str | None:
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    for program, package in {
+        **{"ip": "iproute2", "ss": "iproute2", "iptables": "iptables"},
+        **{"unshare": "util-linux", "nsenter": "util-linux"},
+    }.items():
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: apt-get install {package})"
+    return _missing_for_elastic() or _missing("torch")
+
+
 # What a fixture needs beside Horovod, and the word that demands its tests.
 FIXTURES = {
     "browser": ("browser", "in a browser", _missing_for_browser),
     "loopback": ("elastic", "of elastic jobs", _missing_for_elastic),
+    "namespaces": ("multihost", "of several hosts", _missing_for_hosts),
 }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what something is missing for, or refuse where ``HVDKIT_REQUIRE`` has its word.
 
-    The words: distributed, for Horovod; browser and elastic, for tests with the fixtures that need
-    a browser or an OpenSSH server.
+    The words: distributed, for Horovod; browser, elastic and multihost, for tests with the fixtures
+    that need a browser, an OpenSSH server, or network namespaces.
     """
     words = os.environ.get("HVDKIT_REQUIRE", "").split(",")
     required = "distributed" in words

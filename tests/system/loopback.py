@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -24,8 +23,8 @@ from typing import Any
 import psutil
 
 from tests.distributed.launch import ROOT
+from tests.system.ssh_server import SshServer, make_key, write_client
 
-SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 MARK = "HVDKIT_TEST_JOB"
 GRACE_S = 15.0
@@ -43,58 +42,24 @@ class Loopback:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.identity = folder / "key"
-        self.path = folder / "bin"
-        self.log = folder / "sshd.log"
+        self.identity = make_key(folder / "key")
+        self.path = write_client(folder / "bin")
         self.port = _find_port()
-        for name in ("key", "host"):
-            subprocess.run(
-                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)],
-                check=True,
-            )
-        shutil.copy(folder / "key.pub", folder / "authorized")
-        self._config = folder / "sshd_config"
-        listening = "".join(f"ListenAddress {host}\n" for host in HOSTS)
-        self._config.write_text(
-            f"Port {self.port}\n{listening}HostKey {folder}/host\n"
-            f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\n"
-            "UsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\nMaxStartups 100\n"
-        )
-        self.path.mkdir()
-        ssh = self.path / "ssh"
-        options = "-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {options} "$@"\n')
-        ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+        authorized = self.identity.with_suffix(".pub")
+        self._server = SshServer(folder, HOSTS, self.port, authorized)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Loopback]:
         """Serve until the block ends."""
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd drops privileges there
-        command = [SSHD, "-D", "-e", "-f", str(self._config)]
-        with self.log.open("wb") as log:
-            server = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        try:
-            self._await(server)
+        with self._server.running(self._answers):
             yield self
-        finally:
-            for process in psutil.Process(server.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            server.kill()
-            server.wait()
 
-    def _await(self, server: subprocess.Popen) -> None:
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and server.poll() is None:
-            try:
-                socket.create_connection((HOSTS[-1], self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError(f"sshd did not start:\n{self.log.read_text()}")
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection((HOSTS[-1], self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
