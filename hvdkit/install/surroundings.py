@@ -1,24 +1,21 @@
 """What surrounds a Horovod: GPUs, network interfaces, ssh, shared memory, threads."""
 
-import fcntl
 import os
 import shutil
-import socket
-import struct
 import subprocess
 from collections.abc import Iterator, Mapping
 
 from hvdkit.install.findings import Finding
 from hvdkit.install.frameworks import Framework
+from hvdkit.install.hosts.probe import list_addresses
 from hvdkit.install.machine import look_at_machine
 from hvdkit.install.probe import Probe
 
-__all__ = ["examine_surroundings", "list_addresses"]
+__all__ = ["examine_surroundings"]
 
 MIB = 1 << 20
 # Docker gives 64 MiB; workers of a DataLoader and Open MPI fail with less than a few batches.
 MIN_SHM_BYTES = 128 * MIB
-_SIOCGIFADDR = 0x8915
 
 
 def examine_surroundings(
@@ -61,20 +58,6 @@ def _ask(*command: str) -> list[str]:
         return []
     lines = [line.strip() for line in done.stdout.splitlines() if "GPU" in line]
     return lines if done.returncode == 0 else []
-
-
-def list_addresses() -> dict[str, str]:
-    """Return interface name to IPv4 address, for the interfaces that have one."""
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asker.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue
-            addresses[name] = socket.inet_ntoa(answer[20:24])
-    return addresses
 
 
 def _examine_network() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Training across hosts by horovodrun: whatever their interfaces and names, and when one is lost."""
+"""Training across hosts by horovodrun, whatever their interfaces and names; and losing one."""
 
 from __future__ import annotations
 

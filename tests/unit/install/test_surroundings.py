@@ -3,8 +3,9 @@
 import pytest
 
 from hvdkit.install.frameworks import Framework
+from hvdkit.install.hosts.probe import list_addresses
 from hvdkit.install.probe import Probe, probe_libraries
-from hvdkit.install.surroundings import examine_surroundings, list_addresses
+from hvdkit.install.surroundings import examine_surroundings
 
 
 def find(topic, frameworks=None, probes=None):

@@ -1,0 +1,1 @@
+"""What `hvdkit doctor --hosts` does: examine all hosts of a job before it is started."""
