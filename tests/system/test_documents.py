@@ -28,6 +28,7 @@ from tests.system.documents import (
     take_block,
     take_inline,
 )
+from tests.system.shell import split_commands
 
 PAGES = list_pages()
 LANGUAGES = {"diff", "dockerfile", "json", "python", "sh", "text", "yaml"}
@@ -134,3 +135,38 @@ def test_links_lead_to_files_and_headings(page):
             assert parts.fragment in read_anchors(target), (
                 f"{where}: {target} has no such heading; it has {sorted(read_anchors(target))}"
             )
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("hvdkit bench trai", "no command trai"),
+        ("hvdkit bench train --modl mlp", "No such option '--modl'"),
+        ("hvdkit bench train --steps many", "not a valid integer"),
+        ("make demo && hvdkit doctor --nosuch", "No such option '--nosuch'"),
+        ("srun -n 2 hvdkit install --gpu nosuch", "is not 'nccl'"),
+        ("horovodrun -np 2 --nosuch python train.py", "unrecognized arguments: --nosuch"),
+        ("horovodrun -np 2 python examples/nosuch.py", "no examples/nosuch.py"),
+        ("hvdkit profile -np 2 -- python -m tests.nosuch.module", "no module tests.nosuch.module"),
+        ("A=1 python examples/torch/digits.py --nosuch", "no option --nosuch"),
+        ("make nosuch", "no target nosuch"),
+        ("make test NOSUCH=1", "no variable NOSUCH"),
+        ("make test REQUIRE=browser", None),
+        ("A=1 horovodrun -np 2 --gloo python examples/torch/digits.py --epochs 1", None),
+        ("horovodrun --gloo-timeout-seconds", None),
+        ("hvdkit report RESULT... -o report.html", None),
+    ],
+)
+def test_what_does_not_exist_is_found(command, problem):
+    found = " ".join(find_problems(command))
+    assert found == "" if problem is None else problem in found
+
+
+def test_a_variable_that_nothing_reads_is_found():
+    assert variable_exists("HOROVOD_SPIN_WAIT")
+    assert not variable_exists("HOROVOD_" + "NOSUCH")
+
+
+def test_commands_are_read_whole():
+    text = "# first\na b \\\n  c  # said\n\nd 'e\nf'\n"
+    assert split_commands(text) == ["a b \\\n  c  # said", "d 'e\nf'"]
