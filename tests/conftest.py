@@ -14,6 +14,8 @@ NEEDS_HOROVOD = {
     "distributed",
     "examples",
     "test_bench.py",
+    "test_document_blocks.py",
+    "test_documents.py",
     "test_elastic_tensorflow.py",
     "test_elastic_torch.py",
     "test_exec.py",
