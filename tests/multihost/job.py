@@ -38,7 +38,7 @@ class Job:
         network: Its hosts.
         folder: For its output.
         command: Words.
-        on: The name of the host that it is started on.
+        on: The name of the host that it is started on, in this process's folder.
         variables: Further ones.
     """
 
@@ -54,7 +54,7 @@ class Job:
         self._log = folder / "output.txt"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                network[on].enter(*command),
+                network[on].enter(*command, folder=os.getcwd()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -45,10 +45,10 @@ class _Namespaces:
             raise AssertionError("namespaces could not be made")
         self.pid = children[0].pid
 
-    def enter(self, *words: str) -> list[str]:
-        """Return a command that runs ``words`` inside."""
+    def enter(self, *words: str, folder: str = "/") -> list[str]:
+        """Return a command that runs ``words`` inside, in a folder."""
         kinds = ["--net", "--uts", "--mount", "--pid"]
-        return ["nsenter", f"--target={self.pid}", *kinds, "env", f"--chdir={os.getcwd()}", *words]
+        return ["nsenter", f"--target={self.pid}", *kinds, "env", f"--chdir={folder}", *words]
 
     def set_network(self, *words: str) -> None:
         """Run ``ip`` in its network; process ids mean those of this machine."""
