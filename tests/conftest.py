@@ -67,19 +67,47 @@ def _missing_for_hosts() -> str | None:
     return _missing_for_elastic() or _missing("torch")
 
 
+def _missing_for_slurm() -> str | None:
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    folders = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+    for program, package in {
+        **{"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"},
+        **{"munged": "munge", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"},
+    }.items():
+        if shutil.which(program, path=folders) is None:
+            return f"{program} is not installed (Debian: apt-get install {package})"
+    return _missing("torch")
+
+
+def _missing_for_docker() -> str | None:
+    if os.geteuid() != 0:
+        return "only root can start a Docker engine"
+    folders = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
+    for program, package in {
+        **{"dockerd": "docker.io", "docker": "docker.io", "docker-compose": "docker-compose"},
+        **{"debootstrap": "debootstrap", "git": "git"},
+    }.items():
+        if shutil.which(program, path=folders) is None:
+            return f"{program} is not installed (Debian: apt-get install {package})"
+    return None
+
+
 # What a fixture needs beside Horovod, and the word that demands its tests.
 FIXTURES = {
+    "engine": ("docker", "of the image", _missing_for_docker),
     "browser": ("browser", "in a browser", _missing_for_browser),
     "loopback": ("elastic", "of elastic jobs", _missing_for_elastic),
     "namespaces": ("multihost", "of several hosts", _missing_for_hosts),
+    "slurm": ("slurm", "under Slurm", _missing_for_slurm),
 }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what something is missing for, or refuse where ``HVDKIT_REQUIRE`` has its word.
 
-    The words: distributed, for Horovod; browser, elastic and multihost, for tests with the fixtures
-    that need a browser, an OpenSSH server, or network namespaces.
+    The words: distributed, for Horovod; browser, elastic, multihost and slurm, for tests with the
+    fixtures that need a browser, an OpenSSH server, network namespaces, or Slurm.
     """
     words = os.environ.get("HVDKIT_REQUIRE", "").split(",")
     required = "distributed" in words
