@@ -48,9 +48,12 @@ def split_words(text: str) -> list[list[str]]:
 
 def _check(words: Sequence[str]) -> list[str]:
     """Check a command, or the first known one that it starts, as in ``srun hvdkit exec``."""
+    words = list(words)
+    if words[0] == "docker" and "hvdkit" in words:
+        words.remove("hvdkit")  # the image's name
     for place, word in enumerate(words):
         if (check := PROGRAMS.get(Path(word).name)) is not None:
-            return check(list(words[place + 1 :]))
+            return check(words[place + 1 :])
     return []
 
 
@@ -166,8 +169,8 @@ def list_options() -> frozenset[str]:
 
 @cache
 def _read_sources() -> bytes:
-    """Return what may read a variable: hvdkit, its tests and the Makefile, and Horovod."""
-    files = [ROOT / name for name in list_files("hvdkit", "tests/*.py", "Makefile", "examples")]
+    """Return what may read a variable: the project's own files, its pages left out, and Horovod."""
+    files = [ROOT / name for name in list_files(":!*.md", ":!tests/system/test_documents.py")]
     spec = importlib.util.find_spec("horovod")
     for folder in (spec and spec.submodule_search_locations) or ():
         files += [*Path(folder).rglob("*.py"), *Path(folder).rglob("*.so")]
@@ -175,5 +178,5 @@ def _read_sources() -> bytes:
 
 
 def variable_exists(name: str) -> bool:
-    """Say whether hvdkit, its tests or Horovod know a variable of the environment."""
+    """Say whether the project or Horovod knows a variable of the environment."""
     return name.encode() in _read_sources()

@@ -35,7 +35,7 @@ LANGUAGES = {"diff", "dockerfile", "json", "python", "sh", "text", "yaml"}
 # Programs that are not asked for their options: what the text tells them must be executed.
 FOREIGN = {"docker", "helm", "kubectl", "mpiexec", "mpirun", "sbatch"}
 # Options that the text names alone, of other programs.
-FOREIGN_OPTIONS = {"--constraint": "pip"}
+FOREIGN_OPTIONS = {"--constraint": "pip", "--network": "docker"}
 PLACES = (
     "in tests/system/test_document_blocks.py; for containers, several hosts or schedulers in "
     "tests/image, tests/multihost or tests/cluster."
@@ -149,6 +149,7 @@ def test_links_lead_to_files_and_headings(page):
         ("horovodrun -np 2 python examples/nosuch.py", "no examples/nosuch.py"),
         ("hvdkit profile -np 2 -- python -m tests.nosuch.module", "no module tests.nosuch.module"),
         ("A=1 python examples/torch/digits.py --nosuch", "no option --nosuch"),
+        ("docker run hvdkit python examples/nosuch.py", "no examples/nosuch.py"),
         ("make nosuch", "no target nosuch"),
         ("make test NOSUCH=1", "no variable NOSUCH"),
         ("make test REQUIRE=browser", None),
