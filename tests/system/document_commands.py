@@ -49,7 +49,7 @@ def split_words(text: str) -> list[list[str]]:
 def _check(words: Sequence[str]) -> list[str]:
     """Check a command, or the first known one that it starts, as in ``srun hvdkit exec``."""
     words = list(words)
-    if words[0] == "docker" and "hvdkit" in words:
+    if words[:1] == ["docker"] and "hvdkit" in words:
         words.remove("hvdkit")  # the image's name
     for place, word in enumerate(words):
         if (check := PROGRAMS.get(Path(word).name)) is not None:
