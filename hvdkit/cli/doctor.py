@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from hvdkit.install.hosts.listing import HostSlots
 
 __all__ = ["doctor"]
 
@@ -63,7 +67,14 @@ def doctor(
 
         listed = parse_hosts(hosts) if hosts is not None else read_host_file(hostfile or Path())
         names = [name.strip() for name in (network_interfaces or "").split(",") if name.strip()]
-        _report_hosts(as_json, listed, ssh_port, ssh_identity_file, names, timeout)
+        _report_hosts(
+            as_json,
+            listed,
+            port=ssh_port,
+            identity=ssh_identity_file,
+            interfaces=names,
+            timeout_s=timeout or 60.0,
+        )
         return
     for option, value in {
         "--ssh-port": ssh_port,
@@ -90,12 +101,12 @@ def _report_environment(as_json: bool) -> None:
     _finish(as_json, [finding.level for finding in findings])
 
 
-def _report_hosts(as_json, listed, port, identity, interfaces, timeout) -> None:
+def _report_hosts(as_json: bool, listed: "list[HostSlots]", **options: Any) -> None:
     import dataclasses
 
     from hvdkit.install.hosts.examine import examine_hosts
 
-    reports, findings = examine_hosts(listed, port, identity, interfaces, timeout or 60.0)
+    reports, findings = examine_hosts(listed, **options)
     if as_json:
         facts = {
             "hosts": {

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,7 +121,7 @@ class Party:
             await asyncio.wait_for(self._process.wait(), _CLOSE_S)
         except (asyncio.TimeoutError, TimeoutError):
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         if self._errors is not None:
             self._errors.cancel()
