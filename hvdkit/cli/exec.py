@@ -47,7 +47,7 @@ def execute(
 
     \b
       srun --ntasks 4 hvdkit exec -- python train.py
-      mpirun -np 4 hvdkit exec -- python train.py
+      mpirun -np 4 --bind-to none hvdkit exec -- python train.py
       hvdkit exec -np 4 -- python train.py            (in a Kubernetes Indexed Job)
       hvdkit exec --rank $RANK -np $WORLD_SIZE --rendezvous $MASTER_ADDR:$MASTER_PORT -- COMMAND
 
