@@ -40,7 +40,7 @@ def run_commands(
     folder: Path,
     changes: Mapping[str, str] | None = None,
     codes: Sequence[int] = (0,),
-    timeout_s: float = 120,
+    timeout_s: float = 300,
     **variables: object,
 ) -> list[str]:
     """Run commands in one folder, each in a shell of its own, with the programs of this Python.

@@ -107,7 +107,7 @@ def test_installing_into_an_environment(environment, project, tmp_path):
     plan = take_inline("README.md", "hvdkit install --dry-run")
     (planned,) = run_commands([plan], tmp_path, **own)
     assert "in the cache: " in planned
-    built, report = run_commands([build, doctor], tmp_path, timeout_s=300, **own)
+    built, report = run_commands([build, doctor], tmp_path, **own)
     assert "Found in the cache: " in built
     assert "built against the torch that is installed" in report
     where = "import horovod, hvdkit; print(horovod.__file__, hvdkit.__file__)"
