@@ -41,7 +41,7 @@ def execute(
     timeout_s: float,
     command: tuple[str, ...],
 ) -> None:
-    r"""Become COMMAND, a worker of the job that this process was started in.
+    """Become COMMAND, a worker of the job that this process was started in.
 
     A launcher starts this once for each worker, and neither horovodrun nor ssh is needed:
 
@@ -52,7 +52,7 @@ def execute(
       hvdkit exec --rank $RANK -np $WORLD_SIZE --rendezvous $MASTER_ADDR:$MASTER_PORT -- COMMAND
 
     The workers meet at a rendezvous server beside rank 0, and talk to each other by Gloo.
-    """
+    """  # noqa: D301  (click's mark for lines to be left as they are)
     import os
     import shutil
     import signal
