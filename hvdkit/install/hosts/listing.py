@@ -9,8 +9,8 @@ from hvdkit.errors import HvdkitError
 
 __all__ = ["HostSlots", "parse_hosts", "read_host_file"]
 
-_HOST = re.compile(r"([\w.-]+):([0-9]+)")
-_LINE = re.compile(r"([\w.-]+)\s+slots=([0-9]+)")
+_HOST = re.compile(r"(\w[\w.-]*):([0-9]+)")
+_LINE = re.compile(r"(\w[\w.-]*)\s+slots=([0-9]+)")
 
 
 @dataclass(frozen=True)

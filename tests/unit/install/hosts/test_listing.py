@@ -20,6 +20,7 @@ def test_a_list():
         ("a:-1", "'a:-1' is no host"),
         ("a b:1", "'a b:1' is no host"),
         ("-oProxyCommand=x:1", "is no host"),
+        ("-v:1", "is no host"),
         ("a:0", "a has 0 slots"),
         ("a:1,b:1,a:2", "a is listed twice"),
     ],
