@@ -11,13 +11,14 @@ FREE_GIB := 8
 REQUIRE ?=
 TWO_WORKERS := $(BIN)/horovodrun --gloo -np 2 $(BIN)/python
 
-.PHONY: help demo test test-multihost lint matrix clean
+.PHONY: help demo test test-image test-multihost lint matrix clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    install everything into $(VENV), then train digits with two workers,'
 	@echo '             in PyTorch and in Keras'
 	@echo 'make test    ruff, mypy and all tests'
+	@echo 'make test-image  the Docker image, built and run; as root'
 	@echo 'make test-multihost  tests on several hosts (network namespaces) and under Slurm; as root'
 	@echo 'make lint    ruff and mypy alone'
 	@echo 'make matrix  build and test with each supported version, in fresh environments (an hour'
@@ -36,6 +37,9 @@ test: lint $(VENV)/horovod.stamp
 
 test-multihost: $(VENV)/horovod.stamp $(VENV)/dev.stamp
 	HVDKIT_REQUIRE=multihost,slurm $(BIN)/python -m pytest tests/multihost tests/cluster
+
+test-image: $(VENV)/horovod.stamp $(VENV)/dev.stamp
+	HVDKIT_REQUIRE=docker $(BIN)/python -m pytest tests/image
 
 # Before Horovod is built: a missing import need not wait for minutes of compilation.
 lint: $(VENV)/dev.stamp

@@ -106,8 +106,9 @@ FIXTURES = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what something is missing for, or refuse where ``HVDKIT_REQUIRE`` has its word.
 
-    The words: distributed, for Horovod; browser, elastic, multihost and slurm, for tests with the
-    fixtures that need a browser, an OpenSSH server, network namespaces, or Slurm.
+    The words: distributed, for Horovod; browser, elastic, multihost, slurm and docker, for tests
+    with the fixtures that need a browser, an OpenSSH server, network namespaces, Slurm, or a Docker
+    engine.
     """
     words = os.environ.get("HVDKIT_REQUIRE", "").split(",")
     required = "distributed" in words
