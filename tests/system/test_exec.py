@@ -165,7 +165,12 @@ def test_signals_end_the_command_and_then_the_server(job):
     processes = job.start_ranks(2, "sh", "-c", "echo up; exec sleep 71.5")
     for process in processes:
         assert process.stdout.readline() == "up\n"
-    lines = [" ".join(process.cmdline()) for process in job.find_processes()]
+    deadline = time.monotonic() + DEADLINE_S
+    while True:  # the shell has said that it is up, and becomes the sleep in a moment
+        lines = [" ".join(process.cmdline()) for process in job.find_processes()]
+        if lines.count("sleep 71.5") == 2 or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
     assert lines.count("sleep 71.5") == 2
     assert len(lines) == 3  # and the server
     assert not [line for line in lines if "open-sesame" in line]
