@@ -1,6 +1,8 @@
 """Where rank 0 of a running job leaves word for the others."""
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -51,3 +53,33 @@ def test_a_rank_0_that_is_gone_is_named(board):
     board.write(f'{{"address": "127.0.0.1", "port": {port}, "key": "00"}}')
     with pytest.raises(HvdkitError, match=f"cannot reach rank 0 at 127.0.0.1:{port}"):
         join(board)
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, *words):
+        pass
+
+
+def test_no_proxy_comes_between_a_rank_and_its_launcher(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        board = open_board(
+            {
+                "HOROVOD_RANK": "1",
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_port),
+            }
+        )
+        try:
+            assert board.read() == "/hvdkit-bench/driver"
+        finally:
+            server.shutdown()
+            serving.join()
