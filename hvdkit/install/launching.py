@@ -359,6 +359,19 @@ def _slot_info_to_command_fn(run_command, env):
         reference=_SHELL,
     ),
     Edit(
+        name="lifeline-silence",
+        path="horovod/runner/util/remote.py",
+        expected="SSH_COMMAND_PREFIX = "
+        "'ssh -o PasswordAuthentication=no -o StrictHostKeyChecking=no'\n",
+        replacement="""\
+# A host that vanishes says nothing: the connection is given up after half a minute.
+SSH_COMMAND_PREFIX = ('ssh -o PasswordAuthentication=no -o StrictHostKeyChecking=no '
+                      '-o ServerAliveInterval=10 -o ServerAliveCountMax=3')
+""",
+        reason="an elastic job waited for ever for a host that was cut off from the network",
+        reference="horovod/runner/util/remote.py",
+    ),
+    Edit(
         name="secrets-imports",
         path="horovod/runner/gloo_run.py",
         expected="import os\nimport signal\nimport sys\nimport threading\nimport time\n",

@@ -25,6 +25,7 @@ struct Job {
   int rank = 0;
   int size = 1;
   bool lost = false;
+  bool server_lost = false;
   std::chrono::steady_clock::time_point lost_at;
   std::string cause;
   std::string reason;
@@ -75,12 +76,13 @@ std::string ListRanks(const std::vector<int>& ranks) {
 }
 
 // Returns an empty string when nobody is missing, or nobody can be asked.
-std::string AskWhoIsMissing(const Job& job) {
+std::string AskWhoIsMissing(Job& job) {
   const auto deadline = job.lost_at + kPatience;
   std::vector<int> missing;
   for (auto pause = std::chrono::milliseconds(50);; pause *= 2) {
     std::string answer;
     if (!Request(job.url + "*", HTTP_GET_METHOD, "", answer)) {
+      job.server_lost = true;
       return "";
     }
     std::set<std::string> there;
@@ -134,6 +136,7 @@ void Begin(const std::string& server, int port, uint64_t id, int rank, int size)
   job.rank = rank;
   job.size = size;
   job.lost = false;
+  job.server_lost = false;
   job.cause.clear();
   job.reason.clear();
 }
@@ -150,6 +153,7 @@ bool Note(const std::string& cause) {
   std::string answer;
   if (!job.url.empty() &&
       !Request(job.url + std::to_string(job.rank), HTTP_PUT_METHOD, "here", answer)) {
+    job.server_lost = true;
     job.url.clear();
   }
   return true;
@@ -176,6 +180,10 @@ std::string Explain(const std::vector<std::string>& names) {
   std::lock_guard<std::mutex> guard(job.mutex);
   if (job.reason.empty() && !job.url.empty()) {
     job.reason = AskWhoIsMissing(job);
+  }
+  if (job.reason.empty() && job.server_lost) {
+    job.reason = "a rank is lost, and the rendezvous server (in horovodrun, or beside rank 0 under "
+                 "hvdkit exec) does not answer either: it ended, or is cut off from this host";
   }
   if (job.reason.empty()) {
     job.reason = "a rank ended before the others, died, or its connection broke; the first error in "

@@ -191,6 +191,22 @@ def test_a_rank_that_dies_is_named_by_the_others(job, victim):
     job.await_end()
 
 
+def test_a_rank_that_dies_with_the_server_is_told_of(job, tmp_path):
+    begin = tmp_path / "begin"
+    processes = job.start_ranks(2, sys.executable, WORKER, 0, begin)
+    for process in processes:
+        while not (line := process.stdout.readline()).startswith("worker"):
+            assert line, process.wait(DEADLINE_S)
+    ranks = {process.pid for process in processes}
+    (server,) = (one for one in job.find_processes() if one.pid not in ranks)
+    server.kill()
+    begin.touch()
+    code, output = finish(processes[1])
+    assert code not in (0, None)
+    assert "a rank is lost, and the rendezvous server" in output
+    assert "beside rank 0 under hvdkit exec" in output
+
+
 def test_missing_ranks_are_named_and_nobody_waits_for_ever(job):
     server = f"127.0.0.1:{find_port()}"
     for rank in (0, 2):
