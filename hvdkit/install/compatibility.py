@@ -4,15 +4,16 @@ To add one: give the exact text of the unmodified source, a reason that names th
 a reference. Edits of the same file are applied in the order of the list.
 """
 
+from hvdkit.install.addresses import ADDRESSES
 from hvdkit.install.cycles import CYCLES
 from hvdkit.install.edits import Edit, When
 from hvdkit.install.endings import ENDINGS
-from hvdkit.install.launching import LAUNCHING
 from hvdkit.install.losses import LOSSES
 from hvdkit.install.stalls import STALLS
 from hvdkit.install.told import TOLD
 from hvdkit.install.transfers import TRANSFERS
 from hvdkit.install.waiting import WAITING
+from hvdkit.install.worker_start import WORKER_START
 
 __all__ = ["EDITS"]
 
@@ -296,7 +297,8 @@ EDITS = (
     *LOSSES,
     *TOLD,
     *STALLS,
-    *LAUNCHING,
+    *ADDRESSES,
+    *WORKER_START,
     *WAITING,
     *CYCLES,
     *TRANSFERS,

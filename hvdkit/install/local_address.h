@@ -1,6 +1,6 @@
 // On which of its addresses a worker can be reached: each host chooses for itself.
 //
-// Added by hvdkit (hvdkit/install/launching.py); no part of Horovod's release.
+// Added by hvdkit (hvdkit/install/addresses.py); no part of Horovod's release.
 //
 // Horovod asks for one interface name that all hosts share, and Gloo ends with a segmentation fault
 // where it finds no address. Here a worker takes the first of the named interfaces that its host has;
@@ -58,7 +58,7 @@ std::string AddressOnTheWayTo(const std::string& host) {
   return text;
 }
 
-// Returns the first of the names, separated by commas, that is an interface with an address here.
+// Returns the first of the names, separated by commas, that is an interface with an IPv4 address here.
 std::string FirstInterface(const std::string& names) {
   std::vector<std::string> there;
   std::string described;
@@ -68,12 +68,11 @@ std::string FirstInterface(const std::string& names) {
       if (one->ifa_addr == nullptr) {
         continue;
       }
-      auto family = one->ifa_addr->sa_family;
-      if (family == AF_INET || family == AF_INET6) {
+      // One that is not set up has a link-local address of IPv6, too.
+      if (one->ifa_addr->sa_family == AF_INET) {
         there.emplace_back(one->ifa_name);
         described += (described.empty() ? "" : ", ") + there.back() + " " +
-                     ToText(one->ifa_addr, family == AF_INET ? sizeof(sockaddr_in)
-                                                             : sizeof(sockaddr_in6));
+                     ToText(one->ifa_addr, sizeof(sockaddr_in));
       }
     }
     freeifaddrs(all);
@@ -89,7 +88,7 @@ std::string FirstInterface(const std::string& names) {
   char host[NI_MAXHOST] = "this host";
   gethostname(host, sizeof(host) - 1);
   throw std::runtime_error("HOROVOD_GLOO_IFACE=" + names + ": " + host +
-                           " has no such network interface with an address; it has " + described +
+                           " has no such network interface with an IPv4 address; it has " + described +
                            ". Name one for each host (horovodrun --network-interfaces eth0,ib0), "
                            "or none: then the way to the launcher decides");
 }

@@ -109,19 +109,26 @@ def name_hosts(arrivals: Sequence[Arrival]) -> list[str]:
     ]
 
 
-def choose_addresses(arrivals: Sequence[Arrival], hosts: Collection[str]) -> list[str]:
+def choose_addresses(arrivals: Sequence[Arrival], hosts: Sequence[str]) -> list[str]:
     """Return the address of the server for each rank: that by which it came.
 
-    Workers take the way to it for the way to each other. So those beside the server, which came
-    over loopback, are given the address that the others use; all of one host are given loopback.
+    Workers take the way to it for the way to each other. So those of rank 0's host are given the
+    address that most ranks of other hosts use; all of one host are given loopback.
     """
     if len(set(hosts)) == 1:
         return ["127.0.0.1"] * len(arrivals)
-    outer = Counter(one.address for one in arrivals if not _is_loopback(one.address))
+    served = hosts[0]
+    outer = Counter(
+        one.address
+        for one, host in zip(arrivals, hosts, strict=True)
+        if host != served and not _is_loopback(one.address)
+    )
     if not outer:
         return [one.address for one in arrivals]
     common = outer.most_common(1)[0][0]
-    return [common if _is_loopback(one.address) else one.address for one in arrivals]
+    return [
+        common if host == served else one.address for one, host in zip(arrivals, hosts, strict=True)
+    ]
 
 
 def _is_loopback(address: str) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+from hvdkit.errors import HvdkitError
 
 __all__ = ["FileBoard"]
 
@@ -17,23 +20,39 @@ class FileBoard:
         Args:
             name: No other job may have it.
         """
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.path = Path(cache) / "hvdkit" / "jobs" / name
+        # Not $XDG_CACHE_HOME: it may be a disk of this host, and mpirun does not pass it on.
+        self.path = Path.home() / ".cache" / "hvdkit" / "jobs" / name
 
     def write(self, text: str) -> None:
-        """Leave word."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Leave word.
+
+        Raises:
+            HvdkitError: The file cannot be written.
+        """
         part = self.path.with_name(f"{self.path.name}.part")
-        part.touch(mode=0o600)
-        part.write_text(text, encoding="ascii")
-        part.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part.touch(mode=0o600)
+            part.write_text(text, encoding="ascii")
+            part.replace(self.path)
+        except OSError as error:
+            raise HvdkitError(f"cannot leave word for the other ranks: {error}") from None
 
     def read(self) -> str | None:
-        """Return it, or None as long as there is none."""
+        """Return it, or None as long as there is none.
+
+        Raises:
+            HvdkitError: The file cannot be read.
+        """
         try:
+            # NFS remembers for a while that a file was not there, a folder's list it asks anew.
+            if self.path.name not in os.listdir(self.path.parent):
+                return None
             return self.path.read_text(encoding="ascii")
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return None
+            raise HvdkitError(f"cannot read the word of rank 0: {error}") from None
 
     def clear(self) -> None:
         """Take it away."""

@@ -62,6 +62,7 @@ class _Search:
             self._hosts = tuple(map(find_address, job.hosts))
         self._name = f"{job.rank}.{secrets.token_hex(8)}"
         self._found: dict[tuple[str, int], str] = {}
+        self._arrived = False
 
     def list_servers(self) -> Iterable[tuple[str, int]]:
         """Yield where the server can be."""
@@ -84,11 +85,14 @@ class _Search:
             if state is None:
                 self._found[host, port] = "serves another job"
                 return None
-            if state != GATHERING:
+            if state != GATHERING and not self._arrived:
                 self._found[host, port] = "serves this job, which began or failed without this rank"
                 return None
-            arrival = Arrival.of_this_process(job.rank, job.size, address).to_text()
-            self._request(host, port, "PUT", f"/{title(job, 'arrivals')}/{self._name}", arrival)
+            if state == GATHERING:
+                arrival = Arrival.of_this_process(job.rank, job.size, address).to_text()
+                self._request(host, port, "PUT", f"/{title(job, 'arrivals')}/{self._name}", arrival)
+                # From now on it counts, even if a later question is lost on the way.
+                self._arrived = True
             while state == GATHERING:
                 time.sleep(max(POLL_S, job.size * EACH_S))
                 state, _ = self._request(host, port, "GET", f"/{title(job, 'state')}/now")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,20 +93,26 @@ class Rendezvous:
 def _assign_slots(hosts: Sequence[str]) -> list[Any]:
     """Number ranks within their host, and across the hosts that have as many."""
     slots = importlib.import_module("horovod.runner.common.util.hosts")
-    names = list(dict.fromkeys(hosts))
+    sizes = Counter(hosts)
+    # Ranks are numbered across the hosts that have as many.
+    peers = {
+        local_rank: {host: n for n, host in enumerate(h for h in sizes if sizes[h] > local_rank)}
+        for local_rank in range(max(sizes.values()))
+    }
+    seen: Counter[str] = Counter()
     places = []
     for rank, host in enumerate(hosts):
-        local_rank = hosts[:rank].count(host)
-        peers = [name for name in names if hosts.count(name) > local_rank]
+        local_rank = seen[host]
+        seen[host] += 1
         places.append(
             slots.SlotInfo(
                 hostname=host,
                 rank=rank,
                 local_rank=local_rank,
-                cross_rank=peers.index(host),
+                cross_rank=peers[local_rank][host],
                 size=len(hosts),
-                local_size=hosts.count(host),
-                cross_size=len(peers),
+                local_size=sizes[host],
+                cross_size=len(peers[local_rank]),
             )
         )
     return places

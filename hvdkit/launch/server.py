@@ -116,7 +116,9 @@ def _run_apart(job: Job, timeout_s: float, watched: int, report: int) -> None:
         for standard in range(3):
             os.dup2(nothing, standard)
         os.dup2(report, _REPORT)
-        os.closerange(_REPORT + 1, os.sysconf("SC_OPEN_MAX"))
+        # Not up to SC_OPEN_MAX, which may be 2^30.
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        os.closerange(_REPORT + 1, highest + 1)
         ended = _heed_signals()
         try:
             rendezvous = _listen(job)
@@ -180,6 +182,8 @@ def _leave_word(job: Job, port: int) -> None:
 def _explain(job: Job, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"Horovod cannot be loaded ({error}); run: hvdkit install"
+    if isinstance(error, HvdkitError):
+        return str(error)
     if isinstance(error, OSError):
         ports = ", ".join(map(str, job.ports))
         return (

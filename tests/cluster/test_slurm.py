@@ -98,12 +98,12 @@ def test_a_rank_that_dies_ends_the_others_with_an_error(slurm, victim):
 
 def test_mpirun_over_nodes_has_a_file_in_the_home(slurm):
     command = ("mpirun", "--allow-run-as-root", "-np", "2", "--map-by", "node", *EXEC, "--")
-    home = {"XDG_CACHE_HOME": slurm.folder / "cache"}
+    home = {"HOME": slurm.folder / "home"}
     done = slurm.run("salloc", "-N2", "-n2", *command, sys.executable, WORKER, variables=home)
     assert done.returncode == 0, done.stdout
     for rank in range(2):
         assert f"worker {rank} of 2, 0 of 1 here, sum 2" in done.stdout
-    assert not [path for path in home["XDG_CACHE_HOME"].rglob("*") if path.is_file()]
+    assert not [path for path in home["HOME"].rglob("*") if path.is_file()]
 
 
 def test_a_cancelled_job_leaves_nothing(slurm):

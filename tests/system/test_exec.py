@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.system.command import ROOT, make_environment
+from tests.system.documents import take_inline
 
 WORKER = Path(__file__).with_name("exec_worker.py")
 EXEC = (sys.executable, "-m", "hvdkit.cli", "exec")
@@ -106,9 +107,11 @@ def mpirun(*command):
 
 
 def test_mpirun_trains_an_example_by_gloo(job):
+    page = take_inline("README.md", "mpirun -np 4 --bind-to none hvdkit exec -- python train.py")
+    _, _, _, *options, _, _, _, _, _ = page.split()
     example = ROOT / "examples" / "torch" / "digits.py"
-    command = mpirun(*EXEC, "-np", "2", "--", sys.executable, example, "--epochs", "1")
-    code, output = finish(job.start(*command))
+    command = [*EXEC, "-np", "2", "--", sys.executable, example, "--epochs", "1"]
+    code, output = finish(job.start(*mpirun(*options, *command)))
     assert code == 0, output
     assert "replicas identical: 2 worker(s) hold the same weights" in output
 

@@ -128,7 +128,10 @@ def _plan_launch(reports: Sequence[HostReport], interfaces: tuple[str, ...]) -> 
     choosing = isinstance(edits, list) and _CHOOSING in edits
     here = list_addresses()
     named = [here[name] for name in interfaces if name in here]
-    ways = [find_way(report.address) for report in reports if report.address is not None]
+    # Hosts that are this one tell nothing of the way to the others.
+    reached = [report for report in reports if report.address is not None and not report.local]
+    reached += [report for report in reports if report.address is not None and report.local]
+    ways = [find_way(report.address) for report in reached]
     outer = [way for way in ways if way is not None and not way.startswith("127.")]
     address = [*named, *outer, "127.0.0.1"][0]
     if not interfaces and choosing and (given := os.environ.get("HOROVOD_GLOO_IFACE")):

@@ -14,7 +14,7 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}
 
 @pytest.fixture
 def board(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     return open_board(SLURM)
 
 

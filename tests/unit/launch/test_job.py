@@ -57,7 +57,7 @@ def test_the_user_may_say_where():
 
 
 def test_open_mpi_over_hosts_leaves_word_in_the_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     job = find_job(OPEN_MPI)
     assert job.hosts == ()
     assert job.board is not None

@@ -1,207 +1,20 @@
-"""Edits for the launch of workers: on hosts as they are, and without secrets on command lines.
+"""Edits for how horovodrun starts workers, on its own host and through ssh.
 
-A worker's host chooses its own network interface or address (``local_address.h``), so hosts need
-not share the names of interfaces, and nothing has to be probed before. What a worker's environment
-holds reaches it through files and pipes, because everybody on a host can list command lines.
+What a worker's environment holds reaches it through files and pipes, because everybody on a host
+can list command lines. The pipe of a worker on another host ends with horovodrun, and the worker
+with it.
 """
-
-from pathlib import Path
 
 from hvdkit.install.edits import Edit
 
-__all__ = ["LAUNCHING"]
+__all__ = ["WORKER_START"]
 
-_CHOSEN = (
-    "horovodrun refused hosts whose interfaces have different names, took loopback for a common "
-    "one where they do not, and a worker without an address ended with a segmentation fault"
-)
-_PROBE = "horovod/runner/driver/driver_service.py: get_common_interfaces"
-_LISTED = "--network-interfaces was a set: which of them was taken changed from run to run"
 _SECRETS = "ps showed the whole environment of each worker, on its own host and on the launcher's"
 _LIFELINE = "workers on other hosts went on when horovodrun was ended, by Ctrl-C for one"
 _SHELL = "horovod/runner/common/util/safe_shell_exec.py: _exec_middleman"
 _SCRIPT = "horovod/runner/gloo_run.py: _slot_info_to_command_fn"
 
-LAUNCHING = (
-    Edit(
-        name="address-definitions",
-        path="horovod/common/gloo/gloo_context.cc",
-        expected="namespace horovod {\nnamespace common {\n\nint ParseNextInt(",
-        replacement=Path(__file__).with_name("local_address.h").read_text(encoding="utf-8")
-        + "namespace horovod {\nnamespace common {\n\nint ParseNextInt(",
-        reason=_CHOSEN,
-        reference="third_party/gloo/gloo/transport/tcp/device.cc: lookupAddrForHostname",
-    ),
-    Edit(
-        name="address-chosen",
-        path="horovod/common/gloo/gloo_context.cc",
-        expected="  attr device_attr;\n  device_attr.iface = gloo_iface_;\n",
-        replacement="  attr device_attr = ChooseAddress(gloo_iface_);\n",
-        reason=_CHOSEN,
-        reference="horovod/common/gloo/gloo_context.cc: Initialize",
-        count=3,
-    ),
-    Edit(
-        name="address-of-launcher",
-        path="horovod/runner/util/network.py",
-        expected='''\
-def get_driver_ip(nics):
-    """
-    :param nics: object return by `_driver_fn`
-    :return: driver ip. We make sure all workers can connect to this ip.
-    """
-    iface = list(nics)[0]
-    driver_ip = None
-    for addr in net_if_addrs()[iface]:
-        if addr.family == AF_INET:
-            driver_ip = addr.address
-
-    if not driver_ip:
-        raise RuntimeError(
-            'Cannot find an IPv4 address of the common interface.')
-
-    return driver_ip
-''',
-        replacement='''\
-def get_driver_ip(nics, host_names=()):
-    """
-    :param nics: interfaces to choose from, or None
-    :param host_names: hosts that have to reach the address where nics is None
-    :return: driver ip: of the first interface that is here, or the one on the way to the hosts
-    """
-    if not nics:
-        return _get_ip_on_the_way_to(host_names)
-    found = net_if_addrs()
-    for iface in nics:
-        for addr in found.get(iface, []):
-            if addr.family == AF_INET:
-                return addr.address
-    here = ', '.join(f'{iface} {addr.address}' for iface, addrs in found.items()
-                     for addr in addrs if addr.family == AF_INET)
-    raise RuntimeError(
-        f'--network-interfaces {",".join(nics)}: {socket.gethostname()} has no such interface with '
-        f'an IPv4 address; it has {here}. Name one for each host, or leave the option out.')
-
-
-def _get_ip_on_the_way_to(host_names):
-    # The last two are for hosts that come later: the default route (192.0.2.1 is nobody's,
-    # RFC 5737), and this host's name.
-    for host_name in [*host_names, '192.0.2.1', socket.gethostname()]:
-        with socket.socket(AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((host_name, 9))  # sends nothing
-            except OSError:
-                continue
-            address = probe.getsockname()[0]
-        if not address.startswith('127.'):
-            return address
-    return '127.0.0.1'
-''',
-        reason=_CHOSEN,
-        reference=_PROBE,
-    ),
-    Edit(
-        name="address-without-probe",
-        path="horovod/runner/launch.py",
-        expected="""\
-    nics = driver_service.get_common_interfaces(settings, all_host_names,
-                                                remote_host_names, fn_cache)
-
-    if args.run_func:
-        # get the driver IPv4 address
-        driver_ip = network.get_driver_ip(nics)
-""",
-        replacement="""\
-    if remote_host_names and not args.nics \\
-            and is_gloo_used(args.use_gloo, args.use_mpi, args.use_jsrun):
-        nics = None  # each host chooses by its way to the launcher
-    else:
-        nics = driver_service.get_common_interfaces(settings, all_host_names,
-                                                    remote_host_names, fn_cache)
-
-    if args.run_func:
-        # get the driver IPv4 address
-        driver_ip = network.get_driver_ip(nics, all_host_names)
-""",
-        reason=_CHOSEN,
-        reference=_PROBE,
-    ),
-    Edit(
-        name="address-of-launcher-static",
-        path="horovod/runner/launch.py",
-        expected="""\
-        driver_ip = network.get_driver_ip(nics)
-        gloo_run(settings, nics, env, driver_ip, command)
-""",
-        replacement="""\
-        driver_ip = network.get_driver_ip(nics, hosts.parse_hosts_and_slots(settings.hosts)[0])
-        gloo_run(settings, nics, env, driver_ip, command)
-""",
-        reason=_CHOSEN,
-        reference=_PROBE,
-    ),
-    Edit(
-        name="address-elastic",
-        path="horovod/runner/gloo_run.py",
-        expected="""\
-        # Host-to-host common interface detection requires at least 2 hosts in an elastic job.
-        min_hosts = _get_min_start_hosts(settings)
-        current_hosts = driver.wait_for_available_slots(settings.num_proc, min_hosts=min_hosts)
-        return driver_service.get_common_interfaces(settings, current_hosts.host_assignment_order)
-""",
-        replacement="""\
-        # Without a choice of the user, each host chooses by its way to the launcher.
-        return settings.nics
-""",
-        reason=_CHOSEN + "; an elastic job did not start with one host",
-        reference=_PROBE,
-    ),
-    Edit(
-        name="address-of-launcher-elastic",
-        path="horovod/runner/gloo_run.py",
-        expected="    server_ip = network.get_driver_ip(nics)\n",
-        replacement="""\
-    current_hosts = driver.wait_for_available_slots(settings.num_proc)
-    server_ip = network.get_driver_ip(nics, current_hosts.host_assignment_order)
-""",
-        reason=_CHOSEN,
-        reference=_PROBE,
-    ),
-    Edit(
-        name="address-told",
-        path="horovod/runner/gloo_run.py",
-        expected="""\
-        'HOROVOD_GLOO_IFACE': list(nics)[0],   # TODO: add multiple ifaces in future
-        'NCCL_SOCKET_IFNAME': ','.join(nics),
-    }
-""",
-        replacement="""\
-    }
-    if nics:
-        # Each host takes the first that it has.
-        run_envs['HOROVOD_GLOO_IFACE'] = ','.join(nics)
-        run_envs['NCCL_SOCKET_IFNAME'] = ','.join(nics)
-""",
-        reason=_CHOSEN,
-        reference="horovod/runner/gloo_run.py: create_run_env_vars",
-    ),
-    Edit(
-        name="address-listed",
-        path="horovod/runner/launch.py",
-        expected="            items = set() if items is None else items\n"
-        "            items = items.union(values)\n",
-        replacement="            items = list(dict.fromkeys([*(items or []), *values]))\n",
-        reason=_LISTED,
-        reference="horovod/runner/launch.py: make_nic_action",
-    ),
-    Edit(
-        name="address-listed-run",
-        path="horovod/runner/__init__.py",
-        expected="set(network_interfaces) if network_interfaces else None",
-        replacement="list(dict.fromkeys(network_interfaces)) if network_interfaces else None",
-        reason=_LISTED,
-        reference="horovod/runner/__init__.py: run",
-    ),
+WORKER_START = (
     Edit(
         name="secrets-exported",
         path="horovod/runner/gloo_run.py",
@@ -240,7 +53,9 @@ exec 3<&-
 
 def _to_remote_command(script, host_name, settings):
     """Return a command that runs a script on a host, and what it must read for that."""
-    script = f'cd {quote(os.getcwd())} > /dev/null 2>&1\\n{script}'
+    folder = os.getcwd()
+    warning = f'horovodrun: {host_name} has no folder {folder}; the worker starts in its home'
+    script = f'cd {quote(folder)} 2> /dev/null || echo {quote(warning)} >&2\\n{script}'
     if env_util.is_kubeflow_mpi():  # kubectl exec has no standard input there
         return get_remote_command(quote(script), host=host_name), None
     ssh = get_remote_command('/bin/sh', host=host_name, port=settings.ssh_port,
@@ -370,6 +185,40 @@ SSH_COMMAND_PREFIX = ('ssh -o PasswordAuthentication=no -o StrictHostKeyChecking
 """,
         reason="an elastic job waited for ever for a host that was cut off from the network",
         reference="horovod/runner/util/remote.py",
+    ),
+    Edit(
+        name="launch-without-home",
+        path="horovod/runner/launch.py",
+        expected="""\
+        fn_cache = cache.Cache(CACHE_FOLDER, CACHE_STALENESS_THRESHOLD_MINUTES,
+                               parameters_hash)
+""",
+        replacement="""\
+        try:
+            fn_cache = cache.Cache(CACHE_FOLDER, CACHE_STALENESS_THRESHOLD_MINUTES,
+                                   parameters_hash)
+        except OSError:
+            pass  # no home to keep it in
+""",
+        reason="horovodrun failed where the user's home cannot be written to, as in containers",
+        reference="horovod/runner/launch.py: _run_static",
+    ),
+    Edit(
+        name="launch-past-proxies",
+        path="horovod/runner/http/http_client.py",
+        expected="from urllib.request import urlopen\n\n"
+        "from horovod.runner.common.util import codec\n",
+        replacement="""\
+from urllib.request import ProxyHandler, build_opener
+
+from horovod.runner.common.util import codec
+
+# A proxy that a variable names cannot reach the job's hosts.
+urlopen = build_opener(ProxyHandler({})).open
+""",
+        reason="with http_proxy set, workers of elastic jobs and horovod.run asked the proxy for "
+        "their launcher",
+        reference="horovod/runner/http/http_client.py",
     ),
     Edit(
         name="secrets-imports",
